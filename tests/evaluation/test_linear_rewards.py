@@ -144,7 +144,7 @@ def test_clients_sums_add_up_to_the_model_of_all():
     def sums(rows):
         log = split.log
         return linear_sums(
-            columns, split.shared(rows), log.actions[rows], log.rewards[rows], ACTIONS
+            columns.features(split.shared(rows)), log.actions[rows], log.rewards[rows], ACTIONS
         )
 
     each = [sums(np.arange(split.offsets[c], split.offsets[c + 1])) for c in range(CLIENTS)]

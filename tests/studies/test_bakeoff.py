@@ -79,8 +79,8 @@ def test_everything_meets_what_the_blocks_say(tmp_path, tiny_text):
     [
         ({"cross": [{"rul": "softmax"}]}, "cross 1: no axis 'rul'; did you mean rule?"),
         ({"cross": [{"rule": ["softmx"]}]}, "cross 1.rule: no 'softmx'; did you mean softmax?"),
-        ({"against": "softmax"}, "against: no contender 'softmax'"),
-        ({"along": "periods"}, "along: no such axis; did you mean period?"),
+        ({"against": "softmax"}, "against: there is no 'softmax'"),
+        ({"along": "periods"}, "along: there is no 'periods'; did you mean period?"),
         (
             {"cross": [{"rule": "softmax", "algorithm": "untouched", "period": []}]},
             "no contender is left",

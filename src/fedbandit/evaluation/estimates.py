@@ -111,7 +111,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a log says about a policy that it did not follow."""
+    """Estimate of a policy's reward from a log that followed another one."""
 
     value: float
     standard_error: float
@@ -224,7 +224,7 @@ def _distrusted(sums: Sums) -> bool:
 
 
 def _warnings(sums: Sums) -> list[str]:
-    """What a reader has to know beside the numbers, one line each."""
+    """Warnings to read beside the numbers, one line each."""
     said = []
     if not sums.events or not sums.reached:
         return ["the log holds nothing that the policy would do: it says nothing about it"]
@@ -378,7 +378,7 @@ def _bernstein(sums: Sums, estimator: Estimator, confidence: float, known: _Know
     share = 2 * spread / (n * (n - 1))
 
     def distance(sign: float) -> float:
-        """How far up or down a value's residuals stay within the bound: the root of a quadratic."""
+        """The way up or down on which residuals stay within the bound: the root of a quadratic."""
         a = mean_size**2 - share * size_variance
         b = -2 * abs(mean_size) * room + 2 * share * sign * cross
         c = room**2 - share * residual

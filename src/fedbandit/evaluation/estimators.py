@@ -222,7 +222,7 @@ class SelfNormalisedIPS(Estimator):
 
 
 class DirectMethod(Estimator):
-    """What the reward model expects of the policy: no variance from weights, all bias of the model."""
+    """The reward model's expectation of the policy: no variance from weights, all its bias."""
 
     needs_model = True
 
@@ -393,7 +393,7 @@ class Sums:
 
     @property
     def effective_sample_size(self) -> float:
-        """How many events of the policy's own the log is worth."""
+        """The number of events of the policy's own that the log is worth."""
         return self.importance**2 / self.importance_squares if self.importance_squares else 0.0
 
     @property
@@ -484,7 +484,7 @@ def replicates_of(per_client: np.ndarray, draws: Callable[[slice], np.ndarray]) 
 
 
 def draws_of(clients: np.ndarray, bootstrap: Bootstrap) -> np.ndarray:
-    """How often each client counts in each replicate: Poisson(1), [clients, B]."""
+    """Counts of each client in each replicate: Poisson(1), [clients, B]."""
     uniform = uniforms(
         bootstrap.seed, Purpose.BOOTSTRAP, clients[:, None], np.arange(bootstrap.replicates)
     )

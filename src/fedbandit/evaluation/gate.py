@@ -26,8 +26,13 @@ if TYPE_CHECKING:  # devices share the estimator, and have no compiled kernels
 
 @dataclass(frozen=True)
 class GainEstimator:
-    """How an event is weighed: inverse propensities, or doubly robust with the old model's scores
-    for rewards.
+    """Weighs each event by inverse propensities, or doubly robust with the old model's scores for
+    rewards.
+
+    With p and p' the probabilities of the old and the new model, q what the old one predicts, r the
+    reward of the action a taken with propensity ρ: the gain of an event is
+    Σ_b (p'_b - p_b) q_b + (p'_a - p_a) / ρ · (r - q_a), with q = 0 for inverse propensities. Its mean
+    is the true gain whatever q is, as long as propensities are right.
     """
 
     kind: Literal["ips", "dr"] = "dr"
@@ -41,7 +46,7 @@ class GainEstimator:
         candidate: Actor,
         available: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How much more the candidate earns, and importance: float64 [n] each, unbiased without
+        """The gains of the candidate, and importance weights: float64 [n] each, unbiased without
         limits.
 
         `available` [K] or [n, K] is what could be chosen; without it, everything.
@@ -65,10 +70,11 @@ class GainEstimator:
 
     @property
     def largest(self) -> float:
-        """What one event's gain cannot exceed in size; infinite unless both limits are set."""
+        """The largest size of one event's gain; infinite unless both limits are set."""
         if self.limit is None or self.most is None:
             return np.inf
-        # No probability changes by more than 1, and all changes together move the prediction by no more than its range.
+        # No probability changes by more than 1, and all changes together move the prediction by no
+        # more than its range.
         return self.limit * self.most if self.kind == "ips" else 2 * self.most * (1 + self.limit)
 
     def _cut(self, rewards: np.ndarray) -> np.ndarray:
@@ -82,7 +88,7 @@ _NO_BOOTSTRAP = Bootstrap(replicates=0)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the logs say of a candidate, in reward per event above the deployed model."""
+    """Verdict of the logs on a candidate, in reward per event above the deployed model."""
 
     passes: bool
     gain: float
@@ -99,7 +105,7 @@ class Verdict:
 
 
 def verdict_of(total: Sums | None, confidence: float, margin: float) -> Verdict:
-    """What all clients' sums come to, each client one independent unit; nothing passes without
+    """The verdict of all clients' sums, each client one independent unit; nothing passes without
     events.
     """
     if total is None or not total.events:
@@ -135,9 +141,8 @@ class Gate:
     estimator: Literal["ips", "dr"] = "dr"
     clients: int = 64
     margin: float = 0.0
-    limit: float | None = (
-        None  # cut 1/ρ at this: less variance, and a leaning towards what the deployed model believes
-    )
+    # cuts 1/ρ: less variance, and a leaning towards what the deployed model believes
+    limit: float | None = None
 
     def judge(
         self, work: "ClientWork", broadcast: "Broadcast", candidate: Version, cohort: np.ndarray
@@ -154,7 +159,7 @@ class Gate:
     def client_sums(
         self, work: "ClientWork", clients: np.ndarray, broadcast: "Broadcast", candidate: Version
     ) -> Sums:
-        """What these clients return: sums over the log they keep of this period, and nothing else."""
+        """The sums of these clients over the log they keep of this period: all that leaves them."""
         events = work.act(clients, broadcast)
         deployed = broadcast.deployed[max(broadcast.deployed)]
         try:
@@ -163,7 +168,8 @@ class Gate:
             )
         except NotFinite:
             raise Diverged(
-                f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite"
+                f"diverged at round {broadcast.round}: the scores of the model to deploy are not"
+                " finite"
             ) from None
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]

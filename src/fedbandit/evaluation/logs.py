@@ -192,10 +192,23 @@ class Columns:
 
 @dataclass(frozen=True)
 class LinearSums:
-    """What clients return of their logs, and a server adds up, to fit rewards linear in contexts."""
+    """Sums over logs, which clients return and a server adds up, to fit rewards linear in contexts.
+
+    Examples:
+        >>> x, ones = np.ones((3, 1)), np.ones(3)
+        >>> sums = linear_sums(x, np.array([0, 1, 1]), ones, num_actions=2)
+        >>> (sums + sums).moments
+        array([[2.],
+               [4.]])
+    """
 
     gram: np.ndarray  # [actions, 1 + m, 1 + m]: X'X over the events of each action
     moments: np.ndarray  # [actions, 1 + m]: X'r
+
+    @classmethod
+    def empty(cls, num_actions: int, width: int) -> "LinearSums":
+        """The sums of a log without events."""
+        return cls(np.zeros((num_actions, width, width)), np.zeros((num_actions, width)))
 
     def __add__(self, other: "LinearSums") -> "LinearSums":
         return LinearSums(self.gram + other.gram, self.moments + other.moments)
@@ -214,24 +227,22 @@ class LinearSums:
 
 
 def linear_sums(
-    columns: Columns, contexts: Features, actions: np.ndarray, rewards: np.ndarray, num_actions: int
+    x: np.ndarray, actions: np.ndarray, rewards: np.ndarray, num_actions: int
 ) -> LinearSums:
-    """A client's part: the sums of its own log."""
-    x = columns.features(contexts)
-    gram = np.zeros((num_actions, x.shape[1], x.shape[1]))
-    moments = np.zeros((num_actions, x.shape[1]))
+    """A client's part: the sums of its log, features x [n, d], actions [n], rewards [n]."""
+    sums = LinearSums.empty(num_actions, x.shape[1])
     for action in np.unique(actions):
         taken = actions == action
-        gram[action] = x[taken].T @ x[taken]
-        moments[action] = x[taken].T @ rewards[taken]
-    return LinearSums(gram, moments)
+        sums.gram[action] = x[taken].T @ x[taken]
+        sums.moments[action] = x[taken].T @ rewards[taken]
+    return sums
 
 
 Encode = Callable[[Contexts], Features]
 
 
 def _encoding(split: Split) -> Encode:
-    """What a linear model looks at: the shared context, over candidates a row for each of them."""
+    """The features of a linear model: the shared context, over candidates a row for each of them."""
     if split.candidates is None:
         return lambda contexts: contexts.shared
     assert split.catalogue is not None
@@ -290,14 +301,13 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
     actions, rewards = np.asarray(log.actions, np.int64), np.asarray(log.rewards, np.float64)
 
     def fit(rows: np.ndarray) -> np.ndarray:
-        total = None
-        for block in _blocks(rows) or [rows]:
+        total = LinearSums.empty(kinds, 1 + len(columns.chosen))
+        for block in _blocks(rows):
             contexts, chosen = split.contexts(block), actions[block]
             if listed:
                 contexts, chosen = contexts.chosen(chosen), np.zeros_like(chosen)
-            sums = linear_sums(columns, encode(contexts), chosen, rewards[block], kinds)
-            total = sums if total is None else total + sums
-        assert total is not None
+            x = columns.features(encode(contexts))
+            total = total + linear_sums(x, chosen, rewards[block], kinds)
         return total.fitted()
 
     fitted = [fit(np.flatnonzero(half != number)) for number in (0, 1)]
@@ -316,7 +326,7 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
 
 
 def estimated_propensities(split: Split, num_actions: int) -> list[np.ndarray]:
-    """How likely each logged action was, [n] each: the best estimate, then others as defensible.
+    """Probabilities of the logged actions, [n] each: the best estimate, then others as defensible.
 
     The best one is made for each half of the clients from the other half: linear in the context, if
     contexts tell anything apart, otherwise each action's share; over candidates by how often an

@@ -1,4 +1,4 @@
-"""How well a model's greedy choice does on held-out data, how long recovery takes, and federated
+"""Measures of a model: greedy choices on held-out data, recovery after a change, and federated
 regret (eq. 4).
 """
 
@@ -86,14 +86,14 @@ def _ranking_metrics(
 
 @dataclass(frozen=True)
 class Recovery:
-    """What one change did to one run."""
+    """Effect of one change on one run."""
 
     change: int  # the first round of the changed world
     before: float  # mean reward in the last rounds before
     lowest: float  # the worst mean over as many rounds after it
-    rounds: (
-        int | None
-    )  # from the change until the mean is back at the asked share of `before`; 0: never left; None: never back
+    # from the change until the mean is back at the asked share of `before`; 0: it never left that,
+    # None: it never came back
+    rounds: int | None
     last: float  # mean reward in the last rounds before the next change, or the end
     lost: (
         float  # reward below `before`, summed over rounds until then: the whole price of the change

@@ -180,9 +180,7 @@ def _lead(held: Contest, verdict: AdviceVerdict) -> str:
 
 
 def _warnings(held: Contest, verdict: AdviceVerdict) -> list[str]:
-    """What a reader has to know before believing rewards: held-out metrics that fell, examples
-    that were seen too often.
-    """
+    """Reasons not to believe rewards: held-out metrics that fell, examples seen too often."""
     said, ours = [], held.held_out.get(verdict.recommended)
     untouched = held.held_out.get(UNTOUCHED)
     if ours and untouched and _mean(ours) < _mean(untouched):
@@ -265,7 +263,7 @@ def _verdict_of(told_apart: bool, mean: float) -> str:
 
 
 def _privacy(held: Contest, verdict: AdviceVerdict) -> str:
-    """What the epsilon asked for costs in reward, and what that figure leaves out."""
+    """The cost in reward of the epsilon asked for, and what that figure leaves out."""
     if verdict.recommended not in held.choices:
         return "Nothing: what is recommended learns nothing from clients."
     parts = []

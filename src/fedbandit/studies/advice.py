@@ -65,8 +65,16 @@ _RULES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class AdvicePlan:
-    """How much is run: rounds and deployment period of stage 1, tries a contender, seeds of stage
-    2, whose runs are `longer` times as long.
+    """Extent of an advice: rounds and deployment period of stage 1, tries a contender, seeds of
+    stage 2, whose runs are `longer` times as long.
+
+    It is decided once, from the pace of the machine, and kept: rounds, not seconds, say what is run.
+
+    Examples:
+        >>> plan = AdvicePlan(rounds=50, deploy_every=6, tries=9, seeds=5)
+        >>> first = plan.first(preset("so-scratch-softmax"))
+        >>> first.rounds, plan.second(first).rounds
+        (50, 200)
     """
 
     rounds: int
@@ -120,7 +128,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class AdviceVerdict:
-    """What to deploy, beside what else, and what may be said about it."""
+    """Recommendation of an advice, and what stage 2 allows to say beside it."""
 
     recommended: str
     found: Differences  # all of stage 2, with intervals that hold together
@@ -181,7 +189,7 @@ def compared(held: Contest, reference: str) -> tuple[Differences, dict[str, str]
 
 
 def _simplicity(held: Contest, name: str) -> tuple[int, str]:
-    """What a contender asks for, least first: one action, no training, no exploration, softmax."""
+    """The place of a contender by its demands: one action, no training, no exploration, softmax."""
     if name in held.constants:
         return (0, name)
     order = (UNTOUCHED, "greedy", "softmax")
@@ -229,7 +237,7 @@ def contenders(
     left_out: list[str] = []
     for name, changes in _RULES.items():
         rule = name.partition(",")[0]
-        start = f"{family}-{setting}-{rule if rule in ('falcon', 'epsilon-greedy', 'greedy') else 'softmax'}"
+        published = rule if rule in ("falcon", "epsilon-greedy", "greedy") else "softmax"
         grid = _RATES[family]
         if "algorithm.name" in changes:
             grid = (
@@ -238,7 +246,8 @@ def contenders(
                 else {"policy.alpha": [0.1, 0.3, 1.0]}
             )
         try:
-            config = preset(start).with_values({**fitted, **changes})
+            start = preset(f"{family}-{setting}-{published}")
+            config = start.with_values({**fitted, **changes})
             build_experiment(config, dataset)
         except ConfigError as error:
             if not changes:

@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True)
 class AuditedRun:
-    """What an audited run released, beside what its planted clients sent. [T, P]: rounds, weights."""
+    """Releases of an audited run, beside what its planted clients sent; [T, P]: rounds, weights."""
 
     plan: PrivacyPlan
     released: np.ndarray  # [T, P]: sums with noise, in clip norms
@@ -75,7 +75,7 @@ class AuditedRun:
         return found
 
     def white(self, rounds: np.ndarray) -> np.ndarray:
-        """What noise of the stated size becomes independent standard normals in: C x / z."""
+        """C x / z, in which noise of the stated size is independent standard normals: [T, P]."""
         found: np.ndarray = self.encoder @ rounds / self.plan.update_multiplier
         return found
 
@@ -163,7 +163,10 @@ def _planted(clients: int, actions: int) -> FederatedDataset:
 
 
 def _count_noise(plan: PrivacyPlan, before: float, after: float, clients: int) -> list[float]:
-    """The noise of a count of unclipped clients, read from the move of the clip norm; none was unclipped."""
+    """The noise of a count of unclipped clients, read from the move of the clip norm.
+
+    No planted client was unclipped, so the count itself is 0.
+    """
     if not isinstance(plan.clipping, AdaptiveClipping):
         return []
     share = plan.clipping.quantile - math.log(after / before) / plan.clipping.rate
@@ -180,7 +183,10 @@ def _counts(aggregation: PlainMean, plan: PrivacyPlan) -> list[float]:
 
 
 class _PlantedDevices:
-    """A transport whose devices each own a weight, and send the clip norm there; every tenth sends more."""
+    """A transport whose devices each own a weight and send the clip norm there.
+
+    Every tenth is hostile and sends ten times as much, which a server has to refuse.
+    """
 
     def __init__(self, deployment: Deployment, devices: int, seed: int) -> None:
         self.hostile = np.arange(devices) % 10 == 9
@@ -199,7 +205,7 @@ class _PlantedDevices:
         self.asked, self.sent, self.loud = [], np.zeros(self._size), np.zeros(self._size)
 
     def send(self, requests: Sequence[Request]) -> list[str]:
-        """Answer every request at once; the tickets are those of the replies."""
+        """Answer every request; the tickets are those of the replies."""
         tickets = [f"t{self._tickets + i}" for i in range(len(requests))]
         self._tickets += len(requests)
         for request, ticket in zip(requests, tickets, strict=True):
@@ -232,7 +238,7 @@ class _PlantedDevices:
 
 
 def _deployed(case: Case, seed: int, weights: int) -> AuditedRun:
-    """The rounds of a real server, with planted devices that answer at once."""
+    """The rounds of a real server, with planted devices that never keep it waiting."""
     size = max(weights, 3 * case.config.rounds, 2 * (case.population + 2))
     values = case.config.model_dump(exclude_defaults=True, exclude={"scenario", "threads"})
     values["privacy"] = {"figures_share": _SHARE, "gate_share": _SHARE, **values["privacy"]}

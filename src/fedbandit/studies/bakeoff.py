@@ -333,7 +333,7 @@ def pace_of(config: Config, clock: Callable[[], float] = time.process_time) -> t
 
 
 def _row(cell: Cell, seed: int, folder: Path, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What one run came to; nothing but its names where it diverged."""
+    """The table's row of one run; nothing but its names where it diverged."""
     row: dict[str, Any] = {**cell.situation, **cell.contender, "seed": seed, "reward": None}
     if not (folder / "summary.json").exists():
         return row

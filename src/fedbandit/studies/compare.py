@@ -33,9 +33,19 @@ def quiet(text: str) -> None:
 
 @dataclass(frozen=True)
 class Curves:
-    """The seeds of one member, round by round: [seeds, rounds].
+    """The seeds of one member, round by round: float arrays [seeds, rounds].
 
     Seeds that diverged are left out of the arrays and named in `diverged`.
+
+    Examples:
+        >>> softmax, greedy = (
+        ...     Curves(np.array(rows), np.ones((3, 2)), seeds=(0, 1, 2))
+        ...     for rows in ([[0.2, 0.6], [0.3, 0.7], [0.2, 0.8]], [[0.2, 0.5], [0.3, 0.5], [0.2, 0.6]])
+        ... )
+        >>> softmax.by_seed
+        {0: 0.6, 1: 0.7, 2: 0.8}
+        >>> print(softmax.minus(greedy))
+        +0.1667, 95% interval +0.0232 to +0.3101
     """
 
     running_reward: np.ndarray
@@ -77,8 +87,10 @@ def run_members(
 ) -> dict[str, Curves]:
     """Run every member with every seed into `folder(label)/seed-N`; the curves of each by label.
 
-    A seed that diverged is left out of the curves and counted. `say` hears of every run that was
-    run now.
+    All members share the seeds, so that differences can be paired: a seed gives every member the
+    same clients and examples. A seed that diverged is left out of the curves and counted. Finished
+    runs are not run again, and `say` hears of every one that was run now. `folder` is often
+    `out.joinpath`.
     """
     places = {folder(label) / f"seed-{seed}": (label, seed) for label in members for seed in seeds}
 
@@ -149,8 +161,8 @@ def read_curves(
     for folder, lines in zip(folders, runs, strict=True):
         if len(lines) != len(runs[0]):
             raise DataError(
-                f"{folder}: has {len(lines)} rounds and {folders[0]} has {len(runs[0])}; runs that differ in their seed"
-                " alone should have the same"
+                f"{folder}: has {len(lines)} rounds and {folders[0]} has {len(runs[0])};"
+                " runs that differ in their seed alone should have the same"
             )
 
     shape = len(runs), len(runs[0]) if runs else 0
@@ -253,7 +265,7 @@ def read_members(
 
 
 def labels_of(members: Mapping[str, Config], given: Given) -> dict[str, str]:
-    """What the user calls each member, by its folder: a name, or the words that were typed."""
+    """Labels of the members by folder: a name of the user's, or the words that were typed."""
     names = list(given) if isinstance(given, Mapping) else [_typed(one) for one in given]
     return {folder: name or folder for folder, name in zip(members, names, strict=True)}
 

@@ -204,7 +204,8 @@ def write_numbers(
     picture beside it.
     """
     clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples"
-    note = f"{study.rounds} rounds, deploying every {study.deploy_every}; {clients} each; published rates"
+    length = f"{study.rounds} rounds, deploying every {study.deploy_every}"
+    note = f"{length}; {clients} each; published rates"
     numbers = {
         "figure": "drift",
         "title": title,

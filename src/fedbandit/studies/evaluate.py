@@ -111,7 +111,7 @@ class EvaluationRequest(LogColumns):
 
     @property
     def weighting(self) -> Weighting:
-        """What is done to importance weights: nothing, clipping, or shrinkage."""
+        """The change made to importance weights: none, clipping, or shrinkage."""
         if self.shrink is not None:
             return Shrunk(self.shrink)
         return Plain() if self.clip is None else Clipped(self.clip)
@@ -143,7 +143,8 @@ class Evaluation:
             f"{who}; the log itself earned {self.logged_reward:.4f}",
             f"effective sample size {size:.1f}, mean weight {weight:.3f}",
             "",
-            f"{'':<6} {'estimate':>9} {'std.err.':>9}   {100 * first.interval.confidence:g}% interval",
+            f"{'':<6} {'estimate':>9} {'std.err.':>9}   "
+            f"{100 * first.interval.confidence:g}% interval",
         ]
         for name, found in self.estimates.items():
             mark = "  <- best by cross-validation" if name == self.chosen and several else ""
@@ -191,7 +192,8 @@ def evaluate(
         ...     "reward": [i % 2 for i in range(400)],  # b always pays, a never
         ...     "propensity": [0.5] * 400,
         ... }
-        >>> found = evaluate(log, {"name": "constant", "action": "b"}, client="user", estimators=["snips"])
+        >>> always_b = {"name": "constant", "action": "b"}
+        >>> found = evaluate(log, always_b, client="user", estimators=["snips"])
         >>> found["snips"].value
         1.0
         >>> found

@@ -138,7 +138,8 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
         ylim=(0, None),
         xlim=(1, plan.rounds),
     )
-    title = f"noise {plan.noise_multiplier:g}, {plan.clients_per_round} of {plan.population:,} clients a round"
+    cohort = f"{plan.clients_per_round} of {plan.population:,} clients a round"
+    title = f"noise {plan.noise_multiplier:g}, {cohort}"
     write_heading(
         axes, title, f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}"
     )
@@ -149,7 +150,7 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a mechanism needs to meet a budget, and what it leaves in the weights."""
+    """A mechanism at a budget: the noise that it needs, and what that leaves in the weights."""
 
     name: str
     noise_multiplier: float

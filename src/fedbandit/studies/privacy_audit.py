@@ -1,4 +1,4 @@
-"""An audit of private rounds: planted clients in real runs, and exact tests of what epsilon counts on.
+"""An audit of private rounds: planted clients in real runs, exact tests of what epsilon counts on.
 
 The rounds are those of simulations and of a deployment's server: their sampler, clipping, noise,
 divisor and figures. Nothing is compared with itself: what should come out follows from the plan.
@@ -358,7 +358,7 @@ def _opportunities(plan: PrivacyPlan, runs: int, clients: int) -> tuple[int, int
 def _sampling_power(
     plan: PrivacyPlan, runs: int, bound: float, clients: int | None = None
 ) -> tuple[float, float]:
-    """How often twice the rate, and the same cohort in every turn, are found."""
+    """The shares of audits that find twice the rate, and the same cohort in every turn."""
     turns, pairs = _opportunities(plan, runs, clients or plan.population)
     q = plan.probability
     rate = float(binom.sf(binom.isf(bound, turns, q), turns, min(1.0, 2 * q)))

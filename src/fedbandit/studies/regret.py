@@ -25,6 +25,7 @@ from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.environments import Scenario
+from fedbandit.evaluation.logs import LinearSums, linear_sums
 from fedbandit.evaluation.metrics import Regret, best_value, expected_rewards, policy_value
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
@@ -55,10 +56,11 @@ def estimated_regret(
     round_number: int = 1,
     events: int = 0,
 ) -> Regret:
-    """The regret of the experiment's policy with these weights, against the greedy policy of the `best` weights.
+    """The regret of the experiment's policy with these weights against the greedy policy of the
+    `best` weights, both flat float arrays [P].
 
-    Both in the world as it is in round `round_number`. `events` is how many had been logged by then, which a policy
-    with a schedule needs to know.
+    Both act in the world as it is in round `round_number`. `events` is how many had been logged by
+    then, which a policy with a schedule needs to know.
     """
     work = experiment.bandit.work
     stage = work.world.stage(round_number)
@@ -84,9 +86,11 @@ def best_in_class(
     start: np.ndarray | None = None,
     keep_every: int = 10,
 ) -> np.ndarray:
-    """The weights whose greedy policy earns most among those that full-information training on all clients passes.
+    """The flat weights [P] whose greedy policy earns most among those that full-information training
+    on all clients passes.
 
-    All of its `rounds` are in the world as it is in the experiment's round `round_number`.
+    All of its `rounds` are in the world as it is in the experiment's round `round_number`; every
+    `keep_every` rounds the greedy policy is valued, exactly, over all clients.
     """
     rate = 1.0 if client_learning_rate is None else client_learning_rate
     refuse(
@@ -115,9 +119,11 @@ def best_in_class(
 def _full_information(
     experiment: Experiment, round_number: int, client_learning_rate: float | None
 ) -> Phase:
-    """A phase with every action's reward in sight: same clients, same server optimiser, the rewards of one round.
+    """A phase with every action's reward in sight: same clients, same server optimiser, the rewards
+    of one round.
 
-    Nothing of what holds the run itself back: the best of a class knows no noise, no gate, no norm that a plan fixed.
+    Nothing of what holds the run itself back: the best of a class knows no noise, no gate, no norm
+    that a plan fixed.
     """
     config, bandit = experiment.config, experiment.bandit
     rate = (
@@ -213,8 +219,7 @@ class LeastSquares:
     by how much it exceeds the smallest possible one (ε_fed of the paper).
     """
 
-    squares: np.ndarray  # [K, d + 1, d + 1]
-    products: np.ndarray  # [K, d + 1]
+    sums: LinearSums  # X'X [K, d + 1, d + 1] and X'r [K, d + 1]
     rewards: float  # sum of squared rewards
     events: int
 
@@ -222,24 +227,16 @@ class LeastSquares:
     def empty(cls, environment: RealizableEnvironment) -> "LeastSquares":
         """The sums of a log without events."""
         features, k = environment.weight.shape
-        return cls(np.zeros((k, features + 1, features + 1)), np.zeros((k, features + 1)), 0.0, 0)
+        return cls(LinearSums.empty(k, features + 1), 0.0, 0)
 
     def with_events(
         self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
     ) -> "LeastSquares":
         """The sums with further events: contexts float64 [n, d], actions [n], rewards [n]."""
-        x = np.column_stack([contexts, np.ones(len(contexts))])
-        squares, products = self.squares.copy(), self.products.copy()
-        for action in np.unique(actions):
-            rows = actions == action
-            squares[action] += x[rows].T @ x[rows]
-            products[action] += x[rows].T @ rewards[rows].astype(np.float64)
-        return LeastSquares(
-            squares,
-            products,
-            self.rewards + float((rewards.astype(np.float64) ** 2).sum()),
-            self.events + len(rewards),
-        )
+        x, earned = np.column_stack([contexts, np.ones(len(contexts))]), rewards.astype(np.float64)
+        sums = self.sums + linear_sums(x, actions, earned, len(self.sums.gram))
+        squared = self.rewards + float((earned**2).sum())
+        return LeastSquares(sums, squared, self.events + len(rewards))
 
     def excess(self, layout: Layout, weights: np.ndarray) -> float:
         """By how much the mean squared error of a linear model on this log exceeds the smallest
@@ -250,17 +247,17 @@ class LeastSquares:
         best = np.stack(
             [
                 np.linalg.lstsq(s, p, rcond=None)[0]
-                for s, p in zip(self.squares, self.products, strict=True)
+                for s, p in zip(self.sums.gram, self.sums.moments, strict=True)
             ]
         )
         return max(0.0, self._error(ours) - self._error(best))
 
     def _error(self, coefficients: np.ndarray) -> float:
         """The mean squared error of linear models, coefficients [K, d + 1], on the log."""
-        fitted = np.einsum("ka,kab,kb->", coefficients, self.squares, coefficients)
-        return float(fitted - 2 * (coefficients * self.products).sum() + self.rewards) / max(
-            1, self.events
-        )
+        gram, moments = self.sums.gram, self.sums.moments
+        fitted = np.einsum("ka,kab,kb->", coefficients, gram, coefficients)
+        squares = float(fitted - 2 * (coefficients * moments).sum() + self.rewards)
+        return squares / max(1, self.events)
 
 
 ACTIONS = 5  # of the realisable world
@@ -281,7 +278,7 @@ _CENTRALISED = "#000000"  # federated bounds have their policy's colour
 
 @dataclass(frozen=True)
 class DelayStudy:
-    """How many rounds to run, how often to deploy, and the constants of the bounds."""
+    """Lengths of runs, deployment periods, and the constants of the bounds."""
 
     rounds: int = 600
     deploy_every: Sequence[int] = (1, 5, 20, 60, 120, 200, 300, 600)
@@ -294,7 +291,7 @@ class DelayStudy:
     max_examples: int = 20
 
     def setting(self, optimization_error: float = 0.0) -> Setting:
-        """What the bounds depend on; without an error of a perfect oracle."""
+        """The setting of the bounds; without an error that of a perfect oracle."""
         return Setting(ACTIONS, self.epsilon, self.log_class, self.delta, optimization_error)
 
     def config(self, policy: str, every: int, seed: int) -> Config:
@@ -340,7 +337,7 @@ class PolicyRegret:
 
 @dataclass(frozen=True)
 class RegretBounds:
-    """What theory says of one deployment period, per event and in reward."""
+    """Bounds for one deployment period, per event and in reward."""
 
     federated: float  # eq. 9 over the run, of ε-greedy; it says nothing from 1 on
     centralised: float  # eq. 10

@@ -74,7 +74,9 @@ class Race:
     """Candidates that run with the same seeds and are compared after each of `steps` rounds.
 
     The best `1/factor` of them run on from where they were paused; the others lose their
-    checkpoints. `folder(candidate, seed)` is where a run lies.
+    checkpoints. `folder(candidate, seed)` is where a run lies. With nine candidates, steps
+    [100, 300, 900] and factor 3, nine run for 100 rounds, three for 300, one for 900: successive
+    halving (Jamieson and Talwalkar, 2016), which spends most rounds on those that do well.
     """
 
     candidates: Sequence[SearchCandidate]
@@ -347,7 +349,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search chose for a configuration, and from how much: kept as `choice.json`."""
+    """Choice of a search for a configuration, and from how much: kept as `choice.json`."""
 
     point: dict[str, Any]
     looked_at: Annotated[int, Field(ge=0)] = 0  # points that were tried
@@ -541,7 +543,8 @@ def tune(
     found = {key: choice.point for key, choice in kept.items() if choice is not None}
     for key in found:
         say(
-            f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search again"
+            f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search"
+            " again"
         )
     grids = {
         key: appendix(family, config)

@@ -126,7 +126,7 @@ class Result:
 
     @property
     def tied(self) -> int:
-        """How many members earned exactly as much as the first, over as many rounds; itself too."""
+        """The number of members that earned exactly as much as the first, itself included."""
         best = self.winner
         return sum(s.score == best.score and s.step == best.step for s in self.standings)
 
@@ -218,7 +218,8 @@ def sweep(
         >>> from fedbandit import preset
         >>> start = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     results = sweep({"start": start, "grid": {"policy.beta": [0.05, 0.5]}, "seeds": 2}, folder)
+        ...     spec = {"start": start, "grid": {"policy.beta": [0.05, 0.5]}, "seeds": 2}
+        ...     results = sweep(spec, folder)
         >>> results
         <Results: 4 runs of 2 configurations (softmax beta=0.05, softmax beta=0.5), 2 rounds>
         >>> results.to_pandas().columns[:5].to_list()
@@ -379,6 +380,7 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
         if result.edges:
             axes = ", ".join(result.edges)
             lines.append(
-                f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it"
+                f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie"
+                " beyond it"
             )
     return "\n".join(lines)

@@ -46,11 +46,11 @@ class Scorer:
     trained_on: str | None = None  # where it is known
 
     def predict(self, contexts: Contexts) -> Prediction:
-        """What the model says about every action."""
+        """Predictions for every action of each context."""
         return self.predictor.predict(self.weights, contexts)
 
     def on(self, split: Split) -> RowPredictions:
-        """What the model says about rows of a split."""
+        """Predictions for rows of a split, as a function of the rows [n]."""
         return lambda rows: self.predict(split.contexts(rows))
 
     def rewards_on(self, split: Split) -> RowScores:
@@ -59,9 +59,7 @@ class Scorer:
 
 
 def trained_on(dataset: FederatedDataset) -> str | None:
-    """What a model trained on the data set's training split remembers of it; None if the data has
-    no fingerprint.
-    """
+    """The mark of the data set's training split in models trained on it; None without a fingerprint."""
     return f"{dataset.header.fingerprint}:train" if dataset.header.fingerprint else None
 
 
@@ -73,9 +71,7 @@ def load_scorer(path: Path | str, header: Header) -> Scorer:
 
 
 def newest_state(run: Path) -> State:
-    """What a run has learned so far: its newest checkpoint, with the flat weights of the training
-    model.
-    """
+    """The newest checkpoint of a run, with the flat weights of the training model."""
     kept = checkpoints(run)
     if not kept:
         raise DataError(f"{run}: the run has no checkpoint yet")
@@ -147,7 +143,8 @@ def _scorer(
     if isinstance(weights, dict):
         if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):
             raise DataError(
-                f"{path}: the arrays are not those of a {acting.described['name']} model for {header.name}"
+                f"{path}: the arrays are not those of a {acting.described['name']} model for"
+                f" {header.name}"
             )
         weights = layout.flatten(weights, next(iter(weights.values())).dtype)
     if layout.size != len(weights):

@@ -146,7 +146,7 @@ class Tuned:
 
     @property
     def told_apart(self) -> int:
-        """How many candidates the log shows to be worse than the best."""
+        """The number of candidates that the log shows to be worse than the best."""
         return sum(other.apart_from(self.candidates[0], self.sure) for other in self.candidates[1:])
 
     @property
@@ -186,7 +186,8 @@ def tune(
     experiment = build_experiment(config, dataset)
     if experiment.privacy is not None:
         raise ConfigError(
-            "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon covers"
+            "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon"
+            " covers"
         )
     start = starting_weights(experiment, engine)
     logs = collect_logs(
@@ -355,19 +356,20 @@ def _short(key: str) -> str:
 
 
 def verdict(tuned: Tuned, found: Check | None) -> list[str]:
-    """What the log decides, what the check says of it, and a recommendation where neither speaks
-    against it.
+    """The lines on what the log decides and the check says, and a recommendation where neither
+    speaks against it.
     """
     others = len(tuned.candidates) - 1
     lines = [
-        f"the log shows {tuned.told_apart} of {others} other candidates to be worse than its best; differences below"
-        f" about {tuned.smallest_visible:.4f} cannot be seen in a log of this size"
+        f"the log shows {tuned.told_apart} of {others} other candidates to be worse than its best;"
+        f" differences below about {tuned.smallest_visible:.4f} cannot be seen in a log of this size"
     ]
     if not tuned.decides:
         worth = tuned.chosen.estimate.effective_sample_size
         lines.append(
-            f"warning: little overlap: {tuned.chosen.estimate.events} held-out events are worth {worth:.0f} of the"
-            " choice's own, which rules out less than half of the candidates; by the log alone the choice is a guess"
+            f"warning: little overlap: {tuned.chosen.estimate.events} held-out events are worth"
+            f" {worth:.0f} of the choice's own, which rules out less than half of the candidates; by"
+            " the log alone the choice is a guess"
         )
     settings = " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items())
     if found is None:
@@ -377,7 +379,8 @@ def verdict(tuned: Tuned, found: Check | None) -> list[str]:
         ]
     share = 100 * found.chosen / found.best if found.best else 0.0
     lines += [
-        f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}",
+        f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's"
+        f" {found.best:.4f}",
         f"(rank {found.rank} of {len(found.rewards)}; the worst earns {found.rewards.min():.4f})",
     ]
     if not found.refutes:
@@ -406,7 +409,8 @@ def _parameter(config: Config) -> tuple[str, int]:
     if config.policy.name not in EXPLORATION:
         known = ", ".join(EXPLORATION)
         raise ConfigError(
-            f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}"
+            f"policy.name: {config.policy.name} has no exploration to tune from its logs; known:"
+            f" {known}"
         )
     return EXPLORATION[config.policy.name]
 
