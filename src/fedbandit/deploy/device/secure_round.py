@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,12 +45,19 @@ from fedbandit.deploy.masking.masked_sum import (
 from fedbandit.deploy.masking.primitives import SECRET, SHARE, TAG
 from fedbandit.deploy.secure_sums import SecureMinimum
 
-if TYPE_CHECKING:
-    from fedbandit.deploy.device.participant import Participant
-
 _logger = logging.getLogger("fedbandit.deploy")
 Kept = TypeVar("Kept", Announced, Shared, Held, Vouched)
 _PACKET = 2 * SHARE + TAG
+
+
+class Contributor(Protocol):
+    """The device behind the protocol: its log, and its account of what it has released."""
+
+    def contribute(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], cohort: int
+    ) -> np.ndarray: ...
+
+    def release(self, token: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class SecureRounds:
         facts: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
         said: wire.Said,
-        device: "Participant",
+        device: Contributor,
     ) -> wire.Said:
         """The answer to a step; raises where it is refused."""
         step = said.get(wire.STEP)
@@ -147,7 +154,7 @@ class SecureRounds:
         facts: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
         said: wire.Said,
-        device: "Participant",
+        device: Contributor,
     ) -> wire.Said:
         shared = self._take(token, Shared)
         both = wire.read_parcels(said, _PACKET + STATEMENT)
@@ -163,7 +170,7 @@ class SecureRounds:
         self._keep(token, held)
         return {wire.MASKED: vector}
 
-    def _vouch(self, token: str, said: wire.Said, device: "Participant") -> wire.Said:
+    def _vouch(self, token: str, said: wire.Said, device: Contributor) -> wire.Said:
         held = self._take(token, Held)
         vouched, signed = vouch(held, wire.read_bytes(said, wire.SURVIVORS))
         device.release(token)  # on record before anybody can count on this device's word
