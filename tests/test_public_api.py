@@ -18,8 +18,13 @@ PACKAGES = list(fedbandit._PACKAGES)
 MODULES = [
     "data.importers.columns",
     "data.text",
+    "deploy.device.device_identity",
     "deploy.device.log",
+    "deploy.device.model_files",
+    "deploy.flower.processes",
+    "deploy.masking.masked_sum",
     "deploy.masking.primitives",
+    "deploy.messages",
     "deploy.secure_sums",
     "results.differences",
     "studies.search",

@@ -53,7 +53,16 @@ Number = Annotated[float, checked(is_number, "not a finite number")]
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with a message or a file, as `path: what` in one line."""
+    """The first thing that is wrong with a message or a file, as `path: what` in one line.
+
+    Examples:
+        >>> from pydantic import TypeAdapter
+        >>> try:
+        ...     TypeAdapter(dict[str, Count]).validate_python({"events": -1})
+        ... except ValidationError as error:
+        ...     print(first_problem(error))
+        events: not a count
+    """
     first = error.errors(include_url=False)[0]
     said = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
@@ -89,7 +98,16 @@ def _size(arrays: Mapping[str, np.ndarray], sealed: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """From the server to one node. Not worth delivering after `seconds`."""
+    """From the server to one node. Not worth delivering after `seconds`.
+
+    | kind | asks a device to | arrays | reply |
+    | --- | --- | --- | --- |
+    | `install` | act with a model | `model`: the bytes of its file, uint8 | the version in use |
+    | `ready` | say whether it can take part in a secure sum | | sealed: keys for the attempt |
+    | `train` | train on its log, in clear | `weights` | sums of rewards; `update`, clipped |
+    | `secure` | take a step of a secure sum | `weights`, in one of the steps | sealed |
+    | `judge` | judge a candidate by its log | `weights` | sums of gains |
+    """
 
     kind: Kind
     node: int
@@ -176,6 +194,24 @@ class RequestPoller:
 
     Nodes and devices that the operator has revoked are not asked, and answers of theirs fail.
     `patience` stretches every deadline: rounds that fail because all are slow get more time.
+
+    Examples:
+        A transport needs three methods. Node 2 of this one never answers, and is late.
+
+        >>> class InProcess:
+        ...     def nodes(self):
+        ...         return [1, 2]
+        ...     def send(self, requests):
+        ...         return [str(request.node) for request in requests]
+        ...     def receive(self, tickets):
+        ...         return [Reply(ticket, {"ready": True}) for ticket in tickets if ticket == "1"]
+        >>> times = iter(range(100))  # a clock, in seconds
+        >>> poller = RequestPoller(InProcess(), lambda: next(times), lambda seconds: None, 1.0)
+        >>> requests = [Request("ready", node, {}, {}, 5.0) for node in poller.nodes()]
+        >>> [(node, reply.facts) for node, reply in poller.ask(requests, 5.0, "ready")]
+        [(1, {'ready': True})]
+        >>> poller.late
+        1
     """
 
     def __init__(

@@ -110,6 +110,15 @@ class Turns:
 
     Each method returns the account after something has happened, or raises where that would be more
     than was agreed to. The device writes the result to its card before it answers.
+
+    Examples:
+        >>> terms = Terms(rounds=100, separation=10, turns=2, epsilon=2.0, delta=1e-6)
+        >>> account = Turns(terms).after(3, terms).after(13, terms)
+        >>> account.taken, account.last
+        (2, 13)
+        >>> account.after(23, terms)
+        Traceback (most recent call last):
+        fedbandit.core.errors.DataError: this device has had all of the 2 turns that it agreed to
     """
 
     agreed: Terms
@@ -177,7 +186,8 @@ class MostAgreed:
     epsilon: float | None = None
 
     def agreed(self, turns: Turns | None, terms: Terms) -> Turns:
-        """The account so far; on first contact a new one over `terms`, if they are within bounds."""
+        """The account so far; on first contact a new one over `terms`, if they are within bounds.
+        """
         if turns is not None:
             return turns
         for name in ("rounds", "turns", "epsilon"):

@@ -167,6 +167,22 @@ class Totals:
 class EventLog:
     """Appends events, takes rewards, and reads what can be trained on; safe for threads and
     processes.
+
+    Every call is one transaction. Sequence numbers are given out once, even after events are gone.
+    The log's own row has its clock, its rules, the number of its events and the sum of their
+    checksums, so that a row that was changed, deleted or put in is noticed.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> made = Record(1, "space", 0, 0.5, None, None, bytes(4))
+        >>> with TemporaryDirectory() as folder:
+        ...     log = EventLog(Path(folder) / "events.sqlite")
+        ...     event = log.append(made)
+        ...     said = [str(log.reward(event, 1.0)), str(log.reward(event, 0.0))]
+        ...     rewards = [row.reward for row in log.read()]
+        ...     log.close()
+        >>> said, rewards
+        (['recorded', 'duplicate'], [1.0])
     """
 
     def __init__(
@@ -284,7 +300,8 @@ class EventLog:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, _Head, Retention]]:
-        """A write transaction with the log's head at this moment, stored in the end, and the rules."""
+        """A write transaction with the log's head at this moment, stored in the end, and the rules.
+        """
         self._prepare()
         with self._file.transaction(write=True) as db:
             head, rules = self._head(db)

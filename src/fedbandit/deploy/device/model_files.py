@@ -103,7 +103,8 @@ class _Facts(BaseModel):
 
     @classmethod
     def read(cls, text: str, where: str) -> "_Facts":
-        """Checked facts; `DataError` says in one line what is wrong with the first that is wrong."""
+        """Checked facts; `DataError` says in one line what is wrong with the first that is wrong.
+        """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -147,7 +148,8 @@ class ItemCatalogue:
 
     @cached_property
     def digest(self) -> str:
-        """Names the catalogue: of two with the same digest, an item's number means the same item."""
+        """Names the catalogue: of two with the same digest, an item's number means the same item.
+        """
         found = hashlib.sha256(json.dumps(self.names).encode())
         for array in self.arrays().values():
             found.update(np.ascontiguousarray(array).tobytes())
@@ -198,7 +200,15 @@ class DeviceModel:
     them.
 
     With `actions` it chooses among fixed ones. With `items` it chooses among candidates, by their
-    features: then it has no actions, and may carry a `catalogue`.
+    features: then it has no actions, and may carry a `catalogue`. Weights are by name, as the model
+    that `model` names has them: `weight` [features, K] and `bias` [K] of a linear one.
+
+    Examples:
+        >>> weights = {"weight": np.eye(2, dtype=np.float32), "bias": np.zeros(2, np.float32)}
+        >>> policy = {"name": "softmax", "beta": 0.05}
+        >>> model = DeviceModel(7, weights, ("tea", "coffee"), "dense", (2,), policy)
+        >>> DeviceModel.from_bytes(model.to_bytes()).actions
+        ('tea', 'coffee')
     """
 
     version: int
@@ -409,7 +419,8 @@ _WRITTEN = ("version", "actions", "kind", "shape", "policy", "model", "vocabular
 
 
 def _named_items(features: Features) -> ItemCatalogue:
-    """A data set's catalogue as a file carries it; items without names are called by their number."""
+    """A data set's catalogue as a file carries it; items without names are called by their number.
+    """
     if not isinstance(features, Ragged):
         features = np.asarray(features, np.float32)
     return ItemCatalogue(tuple(str(number) for number in range(len(features))), features)
@@ -448,7 +459,8 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 
 
 def read_model_file(path: Path, otherwise: str = "install a model again") -> bytes:
-    """The bytes of a model file; `DataError` where it is missing, is no file, or lies of its size."""
+    """The bytes of a model file; `DataError` where it is missing, is no file, or lies of its size.
+    """
     try:
         return read_packed(path)
     except FileNotFoundError:
@@ -472,8 +484,10 @@ class _Pointer(BaseModel):
 
 
 class ModelFiles:
-    """The versions that a device keeps, newest installations first in mind: `install`, `use`,
-    `load_current`.
+    """The versions that a device keeps: `install`, `use`, `load_current`.
+
+    Each is a file `model-N.safetensors`. `current.json` names the one in use and the digests under
+    which all of them were installed; it is written last, so a kill leaves the one before in use.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:

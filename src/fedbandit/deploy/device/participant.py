@@ -48,7 +48,7 @@ from fedbandit.federated.pipeline import Pipeline, Vectors, rejection_reason, ze
 from fedbandit.federated.server import join_sent
 
 if TYPE_CHECKING:
-    from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+    from fedbandit.deploy.device.secure_round import Identity
 
 _logger = logging.getLogger("fedbandit.deploy")
 _IN_CLEAR = ("train", "judge")  # requests whose answers tell of this device's log alone
@@ -117,22 +117,20 @@ class Participant:
             if request.kind != "ready" or facts.get("ready") is not True:
                 return Reply(ticket, facts, arrays)
         try:
+            from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+
             check_understood(request.facts)
-            token, rounds = request.facts.get("token"), self._rounds(request.node)
+            token = request.facts.get("token")
             if not is_name(token):
                 raise DataError("the server's request: token: not a name of 1 to 64 characters")
+            identity = self._identity or Identity()
+            rounds = SecureRounds(self.agent.folder, request.node, identity, self._limits.secure)
             if request.kind == "ready":
                 return Reply(ticket, facts, sealed=rounds.announce(str(token)))
             sealed = rounds.step(str(token), request.facts, request.arrays, request.sealed, self)
         except Exception as problem:  # a server's word, or a user's part, may fail in any way
             return Reply(ticket, with_protocol(_cannot("secure sum", request.facts, problem)))
         return Reply(ticket, with_protocol({"token": token}), sealed=sealed)
-
-    def _rounds(self, node: int) -> "SecureRounds":
-        from fedbandit.deploy.device.secure_round import Identity, SecureRounds
-
-        identity = self._identity or Identity()
-        return SecureRounds(self.agent.folder, node, identity, self._limits.secure)
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Take a model into use; a private server's terms are agreed to on first contact."""
@@ -179,10 +177,8 @@ class Participant:
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Sums that say what the log thinks of the server's candidate; nothing of training."""
-        self._check_private(
-            read_card(self._card), read_instructions(Instructions, facts, self._limits)
-        )
         asked = read_instructions(Judgement, facts, self._limits)
+        self._check_private(read_card(self._card), asked)
         model = self._model(asked.space)
         with self._alone_if_private(asked):
             card = read_card(self._card)
@@ -394,7 +390,8 @@ def _gain_sums(
 
 @dataclass(frozen=True)
 class _Work:
-    """A request to train, ready to run: the model in use, what trains it, and from which weights."""
+    """A request to train, ready to run: the model in use, what trains it, and from which weights.
+    """
 
     model: DeviceModel
     training: Training

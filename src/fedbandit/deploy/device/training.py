@@ -194,7 +194,13 @@ def device_learner(
 
 @dataclass(frozen=True)
 class LinearLearner:
-    """Trains `weight [features, K]` and `bias [K]`, on dense features or text."""
+    """Trains `weight [features, K]` and `bias [K]`, on dense features or text.
+
+    An event moves the column of its own action a alone: with e = score - reward, the importance c
+    of its choice and the objective's factor f, weight[:, a] loses rate · f · c · e · x and bias[a]
+    loses rate · f · c · e. Dense features are scaled to length one, and sums have the simulator's
+    order.
+    """
 
     layout: Layout
     objective: Pointwise
@@ -224,7 +230,10 @@ class LinearLearner:
     def _update(
         self, received: np.ndarray, events: Events, proximal: float, offset: np.ndarray | None
     ) -> np.ndarray:
-        """Epochs over one client's events: gradient + proximal · (w - received) + offset."""
+        """The update [P] of epochs over one client's events, in batches and in their order.
+
+        A step goes against gradient + proximal · (w - received) + offset.
+        """
         local, dtype = received.copy(), received.dtype
         params, objective = self.layout.split(local), self.objective
         weight, bias = params["weight"].reshape(-1), params["bias"]

@@ -292,7 +292,7 @@ def wait_for_port(
             raise FedbanditError(
                 f"the process for {host}:{port} ended with code {code}: {reason_in(log)}"
             )
-        with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        if why_unreachable(host, port) is None:
             return
         time.sleep(0.2)
     raise FedbanditError(f"nothing listens on {host}:{port} after {seconds:.0f} s; see {log}")
@@ -373,7 +373,12 @@ _ADDRESS = re.compile(
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets."""
+    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets.
+
+    Examples:
+        >>> parse_address("server.example.org:8000"), parse_address("[::1]:8000")
+        (('server.example.org', 8000), ('::1', 8000))
+    """
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 65536:
         raise ConfigError(f"--server: {text!r} is not HOST:PORT, as in server.example.org:8000")

@@ -39,8 +39,10 @@ def to_records(
 ) -> RecordDict:
     """One text, some arrays and perhaps a step of a secure sum, ready to be sent.
 
-    With `compress`, arrays travel as zlib leaves them, where that is less. Arrays that several
-    messages share are `made` once.
+    Facts travel as JSON in the record `facts`, arrays in `arrays`, and a step of a secure sum in
+    `sealed`. With `compress`, arrays travel in the record `zlib` where that is less: the compressed
+    bytes by name, and beside them the type and shape. Arrays that several messages share are `made`
+    once.
     """
     made = {} if made is None else made
     whole, packed = dict(arrays), dict[str, Any]()
@@ -73,7 +75,8 @@ def accepts_compressed(content: RecordDict) -> bool:
 def from_records(
     content: RecordDict, most: int = 1 << 16
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The facts and arrays that `to_records` was given; a compressed one has at most `most` bytes."""
+    """The facts and arrays that `to_records` was given; a compressed one has at most `most` bytes.
+    """
     try:
         facts = json.loads(str(content["facts"]["json"]))
         arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}

@@ -312,7 +312,14 @@ def _check_enough(devices: int, threshold: int) -> None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The number of shares of each device's secrets, and how many of them recover one."""
+    """The number of shares of each device's secrets, and how many of them recover one.
+
+    Examples:
+        >>> Sharing.of(devices=1000, shares=50, threshold=2 / 3)
+        Sharing(shares=49, threshold=33)
+        >>> sorted(Sharing.of(3, 50, 2 / 3).neighbours([4, 5, 6])[4])
+        [4, 5, 6]
+    """
 
     shares: int
     threshold: int
