@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedbandit.deploy import DeviceModel
-from fedbandit.deploy.device.log import Record
+from fedbandit.deploy.device.log import LogRow
 from fedbandit.deploy.device.log_file import Reading
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "c++")
@@ -73,5 +73,8 @@ class HandClock:
 
 def a_record(
     version: int = 1, action: int = 0, propensity: float = 0.5, value: float = 1.0
-) -> Record:
-    return Record(version, "space", action, propensity, None, None, np.float32([value]).tobytes())
+) -> LogRow:
+    values = np.float32([value]).tobytes()
+    return LogRow(
+        version=version, space="space", action=action, propensity=propensity, values=values
+    )

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.log_file import (
@@ -26,7 +26,7 @@ from fedbandit.deploy.device.log_file import (
     upgrade,
 )
 
-__all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Record", "Retention", "Totals"]
+__all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Retention", "Totals"]
 DAY = 86400.0
 _MOST_EVENTS = 2**40
 _MODULUS = 2**62  # of the sum of marks
@@ -78,44 +78,27 @@ class Outcome(StrEnum):
     NOT_STORED = "not stored"  # the log could not be written: try again, a repetition does no harm
 
 
-class Record(NamedTuple):
-    """A decision as it is logged; contexts and sets of actions as bytes.
-
-    Over candidates `items` has their numbers in the catalogue of that digest, and `own` the
-    features of those outside it.
-    """
-
-    version: int
-    space: str
-    action: int
-    propensity: float
-    available: bytes | None
-    ids: bytes | None
-    values: bytes
-    catalogue: str | None = None
-    items: bytes | None = None
-    own: bytes | None = None
-
-
 class LogRow(NamedTuple):
-    """A stored event, by the columns of its table; a damaged file can hold any type in any of them.
+    """A decision as it is logged, by the columns of its table, with what the log adds to it.
 
-    `settled` counts up in the order in which events became readable: what is above a remembered
-    one is new.
+    Contexts and sets of actions are bytes. Over candidates `items` has their numbers in the
+    catalogue of that digest, and `own` the features of those outside it. `settled` counts up in the
+    order in which events became readable: what is above a remembered one is new. A damaged file can
+    hold any type in any column.
     """
 
-    sequence: int
-    made: float
-    nonce: int
-    version: int
-    space: str
-    action: int
-    propensity: float
-    reward: float | None
-    settled: int | None
-    available: bytes | None
-    ids: bytes | None
-    values: bytes
+    sequence: int = 0  # with the next two, the log's own
+    made: float = 0.0
+    nonce: int = 0
+    version: int = 0
+    space: str = ""
+    action: int = 0
+    propensity: float = 1.0
+    reward: float | None = None
+    settled: int | None = None
+    available: bytes | None = None
+    ids: bytes | None = None
+    values: bytes = b""
     catalogue: str | None = None
     items: bytes | None = None
     own: bytes | None = None
@@ -174,10 +157,9 @@ class EventLog:
 
     Examples:
         >>> from tempfile import TemporaryDirectory
-        >>> made = Record(1, "space", 0, 0.5, None, None, bytes(4))
         >>> with TemporaryDirectory() as folder:
         ...     log = EventLog(Path(folder) / "events.sqlite")
-        ...     event = log.append(made)
+        ...     event = log.append(LogRow(version=1, propensity=0.5, values=bytes(4)))
         ...     said = [str(log.reward(event, 1.0)), str(log.reward(event, 0.0))]
         ...     rewards = [row.reward for row in log.read()]
         ...     log.close()
@@ -204,13 +186,12 @@ class EventLog:
         self._clocks = clocks
         self._ready = False
 
-    def append(self, record: Record) -> str:
+    def append(self, decision: LogRow) -> str:
         """Log a decision; the event's id."""
         nonce = int.from_bytes(os.urandom(7), "little")
         with self._writing() as (db, head, rules):
             sequence = head.last = head.last + 1
-            decided: dict[str, Any] = record._asdict()
-            row = LogRow(sequence, head.elapsed, nonce, reward=None, settled=None, **decided)
+            row = decision._replace(sequence=sequence, made=head.elapsed, nonce=nonce)
             values, places = (*row[:-1], row.mark), ", ".join("?" * len(row))
             db.execute(f"INSERT INTO events ({_STORED}, mark) VALUES ({places})", values)
             head.add(row.mark)
@@ -300,8 +281,7 @@ class EventLog:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, _Head, Retention]]:
-        """A write transaction with the log's head at this moment, stored in the end, and the rules.
-        """
+        """A write transaction with the log's head at this moment, stored in the end, and the rules."""
         self._prepare()
         with self._file.transaction(write=True) as db:
             head, rules = self._head(db)

@@ -15,7 +15,7 @@ import numpy as np
 from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.deploy.device.log import LogRow, Record
+from fedbandit.deploy.device.log import LogRow
 from fedbandit.deploy.device.model_files import DeviceModel, ItemCatalogue, check_features
 from fedbandit.deploy.device.model_in_use import Shown, dense, sparse, stacked
 
@@ -53,7 +53,7 @@ def record(
     propensity: float,
     available: np.ndarray | None,
     shown: Shown | None = None,
-) -> Record:
+) -> LogRow:
     """A decision as bytes, in the byte order of every machine that this runs on.
 
     Of candidates only those outside the catalogue bring their features, and no more than
@@ -67,7 +67,7 @@ def record(
             raise DataError(f"candidates outside the catalogue have {said}")
     shared = context.shared
     values = np.asarray(shared.values if isinstance(shared, Ragged) else shared[0])
-    return Record(
+    return LogRow(
         version=model.version,
         space=model.space,
         action=action,

@@ -1,5 +1,4 @@
-"""The SQLite file under the device's log: opened, checked, set aside when damaged; and its clock.
-"""
+"""The SQLite file under the device's log: opened, checked, set aside when damaged; and its clock."""
 
 import hashlib
 import os

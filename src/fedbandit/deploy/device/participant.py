@@ -5,9 +5,9 @@ Knows no transport: `Participant.reply` takes any `Request` and makes the `Reply
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,7 +172,8 @@ class Participant:
         found = {"token": task.token, "device": card.device, "version": work.model.version}
         if report is None:
             return {**found, "since": since, "trained": False}, {}
-        said = {name: value for name, value in vars(report).items() if name != "update"}
+        inside = ("update", "devices")
+        said = {name: value for name, value in vars(report).items() if name not in inside}
         return {**found, "since": since, **said, "trained": True}, {"update": report.update}
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
@@ -243,16 +244,13 @@ class Participant:
         since = next(marks, card.counted)
         turns = self._turn(card, task, attempts=True)  # nobody sees anything of a failed attempt
         report = (self._fit_or_nothing if task.zeros else self._fit)(work, task, since)
-        if report is not None:
-            upto, own = report.upto, report.figures()
-            if task.tolerance is not None:  # nothing but what the noise covers
-                own = replace(nothing(own.update.size), update=own.update)
-        elif task.zeros:
-            upto, own = since, nothing(work.joined(work.zeros()).size)
-        else:
+        if report is None and not task.zeros:
             raise DataError("nothing to train on any more")
+        own: Figures = report or nothing(work.joined(work.zeros()).size)
+        if task.tolerance is not None:  # nothing but what the noise covers
+            own = replace(nothing(own.update.size), update=own.update)
         vector = encode(own, task.clip_norm, task.report_bounds)
-        pending = {task.token: upto}
+        pending = {task.token: since if report is None else report.upto}
         write_card(
             self._card,
             replace(card, counted=since, pending=pending, private=turns, masked=task.round),
@@ -390,8 +388,7 @@ def _gain_sums(
 
 @dataclass(frozen=True)
 class _Work:
-    """A request to train, ready to run: the model in use, what trains it, and from which weights.
-    """
+    """A request to train, ready to run: the model in use, what trains it, and from which weights."""
 
     model: DeviceModel
     training: Training
@@ -407,16 +404,11 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class _Report:
+class _Report(Figures):
     """An update, and sums over rewards that no round has counted: those settled up to `upto`."""
 
-    upto: int
-    events: int
-    reward_sum: float
-    propensity_sum: float
-    by_version: list[list[float]]  # version that made the choices, events, sum of their rewards
-    update: np.ndarray = field(default_factory=lambda: np.empty(0))
-    unclipped: bool = False
+    upto: int = 0
+    by_version: Sequence[Sequence[float]] = ()  # version that chose, events, sum of their rewards
 
     @classmethod
     def of(cls, logged: Logged, since: int, bounds: ReportBounds) -> "_Report":
@@ -427,6 +419,8 @@ class _Report:
         rewards = np.clip(rewards, -bounds.reward, bounds.reward)[fresh]
         versions = logged.events.versions[fresh]
         return cls(
+            update=np.empty(0),
+            unclipped=False,
             upto=int(logged.settled[fresh].max(initial=since)),
             events=len(fresh),
             reward_sum=float(rewards.sum()),
@@ -437,11 +431,6 @@ class _Report:
                 for own in [versions == version]
             ],
         )
-
-    def figures(self) -> Figures:
-        """The figures that go into a secure sum."""
-        rewards, propensities = self.reward_sum, self.propensity_sum
-        return Figures(self.update, int(self.unclipped), self.events, rewards, propensities)
 
 
 def _check_unsummed(card: Card, number: int) -> None:
