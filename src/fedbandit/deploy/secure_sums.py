@@ -49,7 +49,9 @@ class SecureMinimum:
 
 @dataclass(frozen=True)
 class ReportBounds:
-    """The most that one device may report in one round: number of events, and size of each reward."""
+    """The most that one device may report in one round: number of events, and size of each
+    reward.
+    """
 
     events: int
     reward: float
@@ -200,7 +202,9 @@ def reward_error(devices: int, bounds: ReportBounds) -> float:
 def why_impossible(
     found: Figures, devices: int, clip_norm: float, bounds: ReportBounds
 ) -> str | None:
-    """The reason to refuse a sum over `devices`, or None if honest devices could have produced it."""
+    """The reason to refuse a sum over `devices`, or None if honest devices could have
+    produced it.
+    """
     if found.devices != devices:
         return f"{found.devices} devices are in it, {devices} should be"
     if not (0 <= found.unclipped <= devices and 0 <= found.events <= devices * bounds.events):

@@ -1,4 +1,6 @@
-"""The agent an app talks to: choose an action, reward it later, survive crashes, train when asked."""
+"""The agent an app talks to: choose an action, reward it later, survive crashes, train when
+asked.
+"""
 
 import logging
 import os

@@ -186,7 +186,9 @@ class MostAgreed:
     epsilon: float | None = None
 
     def agreed(self, turns: Turns | None, terms: Terms) -> Turns:
-        """The account so far; on first contact a new one over `terms`, if they are within bounds."""
+        """The account so far; on first contact a new one over `terms`, if they are within
+        bounds.
+        """
         if turns is not None:
             return turns
         for name in ("rounds", "turns", "epsilon"):

@@ -154,7 +154,9 @@ class Task(Work):
 
 
 class PlainTask(Task):
-    """A request to train and to answer in clear; `counted`: the mark that the server knows, if any."""
+    """A request to train and to answer in clear; `counted`: the mark that the server knows,
+    if any.
+    """
 
     counted: Count | None
 

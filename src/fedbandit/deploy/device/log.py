@@ -281,7 +281,9 @@ class EventLog:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, _Head, Retention]]:
-        """A write transaction with the log's head at this moment, stored in the end, and the rules."""
+        """A write transaction with the log's head at this moment, stored in the end, and
+        the rules.
+        """
         self._prepare()
         with self._file.transaction(write=True) as db:
             head, rules = self._head(db)

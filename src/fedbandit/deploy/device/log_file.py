@@ -1,4 +1,6 @@
-"""The SQLite file under the device's log: opened, checked, set aside when damaged; and its clock."""
+"""The SQLite file under the device's log: opened, checked, set aside when damaged; and its
+clock.
+"""
 
 import hashlib
 import os

@@ -103,7 +103,9 @@ class _Facts(BaseModel):
 
     @classmethod
     def read(cls, text: str, where: str) -> "_Facts":
-        """Checked facts; `DataError` says in one line what is wrong with the first that is wrong."""
+        """Checked facts; `DataError` says in one line what is wrong with the first that is
+        wrong.
+        """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -147,7 +149,9 @@ class ItemCatalogue:
 
     @cached_property
     def digest(self) -> str:
-        """Names the catalogue: of two with the same digest, an item's number means the same item."""
+        """Names the catalogue: of two with the same digest, an item's number means the same
+        item.
+        """
         found = hashlib.sha256(json.dumps(self.names).encode())
         for array in self.arrays().values():
             found.update(np.ascontiguousarray(array).tobytes())
@@ -417,7 +421,9 @@ _WRITTEN = ("version", "actions", "kind", "shape", "policy", "model", "vocabular
 
 
 def _named_items(features: Features) -> ItemCatalogue:
-    """A data set's catalogue as a file carries it; items without names are called by their number."""
+    """A data set's catalogue as a file carries it; items without names are called by their
+    number.
+    """
     if not isinstance(features, Ragged):
         features = np.asarray(features, np.float32)
     return ItemCatalogue(tuple(str(number) for number in range(len(features))), features)
@@ -456,7 +462,9 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 
 
 def read_model_file(path: Path, otherwise: str = "install a model again") -> bytes:
-    """The bytes of a model file; `DataError` where it is missing, is no file, or lies of its size."""
+    """The bytes of a model file; `DataError` where it is missing, is no file, or lies of
+    its size.
+    """
     try:
         return read_packed(path)
     except FileNotFoundError:

@@ -67,7 +67,9 @@ def encoded(
 
 
 def dense(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """One row [1, *shape], from features of that shape or the same number of them in a flat list."""
+    """One row [1, *shape], from features of that shape or the same number of them in a flat
+    list.
+    """
     if values.shape not in (shape, (prod(shape),)):
         raise ValueError(f"values: expected shape {shape}, got {values.shape}")
     if not np.isfinite(values).all():

@@ -178,8 +178,10 @@ class Participant:
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Sums that say what the log thinks of the server's candidate; nothing of training."""
+        self._check_private(
+            read_card(self._card), read_instructions(Instructions, facts, self._limits)
+        )
         asked = read_instructions(Judgement, facts, self._limits)
-        self._check_private(read_card(self._card), asked)
         model = self._model(asked.space)
         with self._alone_if_private(asked):
             card = read_card(self._card)
@@ -388,7 +390,9 @@ def _gain_sums(
 
 @dataclass(frozen=True)
 class _Work:
-    """A request to train, ready to run: the model in use, what trains it, and from which weights."""
+    """A request to train, ready to run: the model in use, what trains it, and from which
+    weights.
+    """
 
     model: DeviceModel
     training: Training

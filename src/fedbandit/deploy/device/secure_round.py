@@ -182,7 +182,9 @@ class SecureRounds:
         return self._folder / f"secure-{_short(token)}-{self._node}-{stage}.json"
 
     def _keep(self, token: str, kept: Announced | Shared | Held | Vouched) -> None:
-        """For its owner alone, and not made to outlast a power cut: without it a device drops out."""
+        """For its owner alone, and not made to outlast a power cut: without it a device
+        drops out.
+        """
         path = self._file(token, type(kept))
         path.unlink(missing_ok=True)
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

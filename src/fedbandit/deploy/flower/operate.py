@@ -304,7 +304,9 @@ def take_part(
 def _secure_settings(
     security: Security, sums_only: bool, roster: Path | None, unsigned: bool
 ) -> str:
-    """The part of a node's configuration that is about secure sums, as `flower-supernode` takes it."""
+    """The part of a node's configuration that is about secure sums, as `flower-supernode`
+    takes it.
+    """
     if unsigned and roster is not None:
         raise ConfigError("--unsigned-keys: cannot be combined with --roster")
     if sums_only and roster is None and not unsigned:

@@ -75,7 +75,9 @@ def accepts_compressed(content: RecordDict) -> bool:
 def from_records(
     content: RecordDict, most: int = 1 << 16
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The facts and arrays that `to_records` was given; a compressed one has at most `most` bytes."""
+    """The facts and arrays that `to_records` was given; a compressed one has at most `most`
+    bytes.
+    """
     try:
         facts = json.loads(str(content["facts"]["json"]))
         arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}

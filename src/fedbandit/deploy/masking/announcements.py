@@ -185,7 +185,9 @@ class Roster:
     def has(
         self, key: EllipticCurvePublicKey, certificate: SSHCertificate | None, now: float
     ) -> bool:
-        """Whether a node is on it, or has a certificate by an operator who is, valid at this time."""
+        """Whether a node is on it, or has a certificate by an operator who is, valid at
+        this time.
+        """
         if _line_of(key) in self.keys:
             return True
         if (
@@ -265,7 +267,9 @@ def _line_of(key: EllipticCurvePublicKey) -> str:
 
 
 def task_digest(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The digest of a request to train: every fact in it, and every array with its type and shape."""
+    """The digest of a request to train: every fact in it, and every array with its type and
+    shape.
+    """
     parts = [json.dumps(dict(facts), sort_keys=True).encode()]
     for name, array in sorted(arrays.items()):
         described = json.dumps([name, array.dtype.str, array.shape]).encode()

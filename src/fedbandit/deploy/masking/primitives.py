@@ -90,7 +90,9 @@ def public_of(private: bytes) -> bytes:
 
 
 def agreed(private: bytes, public: bytes) -> bytes:
-    """The secret between two keys; refuses public keys for which it is zero with any private one."""
+    """The secret between two keys; refuses public keys for which it is zero with any
+    private one.
+    """
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
