@@ -34,7 +34,7 @@ def _own_environment(tmp_path_factory):
 def small_chunks():
     """For cohorts of a few dozen events, which must still be cut into several chunks."""
     from fedbandit.federated.learners.linear import DenseLinearLearner
-    from fedbandit.federated.learners.mlp import (
+    from fedbandit.federated.learners.networks import (
         DenseLearner,  # needs torch, which most tests do without
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from fedbandit.core.parts import require
 from fedbandit.core.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class WeightedRegression(Pointwise):
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        _require_positive(scale=self.scale, limit=self.limit)
+        require(self, scale="positive", limit="positive")
 
     @property
     def importance(self) -> float:
@@ -199,7 +200,7 @@ class DoublyRobust(Pointwise):
     supervised = True
 
     def __post_init__(self) -> None:
-        _require_positive(limit=self.limit)
+        require(self, limit="positive")
 
     def targets(
         self,
@@ -218,12 +219,6 @@ class DoublyRobust(Pointwise):
             targets.dtype
         )
         return targets
-
-
-def _require_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not (value > 0 and np.isfinite(value)):
-            raise ValueError(f"{name} must be positive, not {value}")
 
 
 BUILT_IN = {

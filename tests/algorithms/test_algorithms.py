@@ -283,7 +283,7 @@ def test_what_is_not_clipped_cannot_be_private():
         ({"algorithm__name": "fedprx"}, "did you mean fedprox"),
         (
             {"algorithm__name": "fedprox", "algorithm__mu": -1.0},
-            "algorithm.mu must not be negative",
+            "algorithm.mu must be at least 0",
         ),
         ({"algorithm__name": "fedavg", "algorithm__mu": 1.0}, "algorithm.mu: unknown key"),
         ({"algorithm__name": "builtins:dict"}, "algorithm"),

@@ -13,7 +13,7 @@ from learner_agreement import (
 )
 
 from fedbandit.core.contexts import Contexts
-from fedbandit.federated.learners.cnn import CnnLearner
+from fedbandit.federated.learners.networks import CnnLearner
 from fedbandit.models.kernels import winograd
 from fedbandit.objectives import Regression
 

@@ -14,7 +14,7 @@ from learner_agreement import (
 
 from fedbandit.core.contexts import Contexts
 from fedbandit.federated.learners.linear import DenseLinearLearner
-from fedbandit.federated.learners.mlp import ChosenMlpLearner, DenseLearner
+from fedbandit.federated.learners.networks import ChosenMlpLearner, DenseLearner
 from fedbandit.objectives import Regression
 
 MODELS = {"linear": DenseLinearLearner, "mlp": ChosenMlpLearner}

@@ -103,7 +103,7 @@ def test_no_update_is_no_move(name):
         (lambda: Adam(0.1, epsilon=0.0), "epsilon must be positive"),
         (
             lambda: Adagrad(0.1, initial_accumulator=-1.0),
-            "initial_accumulator must not be negative",
+            "initial_accumulator must be at least 0",
         ),
         (lambda: Yogi(0.1, beta_1=-0.1), "beta_1 must be"),
     ],

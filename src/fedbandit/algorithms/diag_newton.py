@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedbandit.core.contexts import unit_rows
+from fedbandit.core.parts import require
 from fedbandit.core.ragged import Ragged, SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Clients, RoundFacts
@@ -67,13 +68,8 @@ class DiagNewton:
     exact_sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("rate", "prior", "bias"):
-            if (value := getattr(self, name)) is not None and not 0 < value < inf:
-                raise ValueError(f"{name} must be positive, not {value}")
-        if self.same_round is not None and not 1 <= self.same_round < inf:
-            raise ValueError(f"same_round must be at least 1, not {self.same_round}")
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep must be above 0 and at most 1, not {self.keep}")
+        require(self, rate="positive", prior="positive", bias="positive")
+        require(self, same_round="at least 1", keep="above 0 and at most 1")
         fixed = self.data.items is None
         width, actions = int(np.prod(self.data.shape)), self.data.num_actions
         expected = (("weight", (width, actions)), ("bias", (actions,)))

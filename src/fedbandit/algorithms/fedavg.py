@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedbandit.core.parts import require
 from fedbandit.federated.algorithm import Clients, RoundFacts
 from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import (
@@ -91,8 +92,7 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ValueError(f"mu must not be negative, not {self.mu}")
+        require(self, mu="at least 0")
 
     @property
     def proximal(self) -> float:

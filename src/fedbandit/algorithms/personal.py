@@ -10,13 +10,14 @@ A client acts with its part only once it has proved itself on events that it was
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from fedbandit.acting import explore
 from fedbandit.algorithms.fedavg import FedAvg
+from fedbandit.core.parts import require
 from fedbandit.core.prediction import Prediction, at_actions, over_actions
 from fedbandit.core.ragged import SparseVector
 from fedbandit.events import Events
@@ -76,12 +77,7 @@ class PersonalPart(FedAvg):
             raise ValueError(f"part must be bias or last-layer, not {self.part}")
         if self.part == "bias" and self.data.items is not None:
             raise ValueError("part: candidates share one bias; set algorithm.part = last-layer")
-        if not 0 < self.rate < inf:
-            raise ValueError(f"rate must be positive, not {self.rate}")
-        if not 0 <= self.prior < inf:
-            raise ValueError(f"prior must not be negative, not {self.prior}")
-        if self.least < 1:
-            raise ValueError(f"least must be at least 1, not {self.least}")
+        require(self, rate="positive", prior="at least 0", least="at least 1")
 
     @property
     def size(self) -> int:

@@ -13,11 +13,12 @@ private forms are those of Shariff and Sheffet (2018) and Dubey and Pentland (20
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedbandit.core.parts import require
 from fedbandit.core.randomness import Purpose, normals
 from fedbandit.federated.algorithm import Clients, RoundFacts
 from fedbandit.federated.learners.base import Learner
@@ -71,10 +72,7 @@ class Statistics:
     memory_numbers: ClassVar[int] = 1  # the time up to which all was sent
 
     def __post_init__(self) -> None:
-        if not 0 < self.prior < inf:
-            raise ValueError(f"prior must be positive, not {self.prior}")
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep must be above 0 and at most 1, not {self.keep}")
+        require(self, prior="positive", keep="above 0 and at most 1")
         if type(self.objective) is not Regression:
             raise ValueError("statistics is ridge regression: it needs objective.name = regression")
         if [name for name, _ in self.layout.shapes] != ["weight", "bias"]:

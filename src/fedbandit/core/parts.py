@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import Any
 
 from fedbandit.core.errors import ConfigError, DataError, FedbanditError, MissingExtra, needing
@@ -209,6 +210,31 @@ def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
         return adapter.validate_python(value, strict=None if isinstance(value, list) else True)
     except ValidationError as error:
         raise ConfigError(f"{path}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
+
+
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "positive": lambda value: 0 < value < inf,
+    "at least 0": lambda value: 0 <= value < inf,
+    "at least 1": lambda value: 1 <= value < inf,
+    "at least 0 and below 1": lambda value: 0 <= value < 1,
+    "above 0 and at most 1": lambda value: 0 < value <= 1,
+    "between 0 and 1": lambda value: 0 < value < 1,
+}
+
+
+def require(part: object, **ranges: str) -> None:
+    """Refuse a part whose numbers are out of range: `ValueError` names the first; None is none.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> require(SimpleNamespace(rate=0.5, keep=2.0), rate="positive", keep="above 0 and at most 1")
+        Traceback (most recent call last):
+        ValueError: keep must be above 0 and at most 1, not 2.0
+    """
+    for name, wanted in ranges.items():
+        value = getattr(part, name)
+        if value is not None and not _RANGES[wanted](value):
+            raise ValueError(f"{name} must be {wanted}, not {value}")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbandit.core import loops
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import require
 from fedbandit.core.ragged import SparseVector
 from fedbandit.core.randomness import Purpose, generator
 
@@ -65,14 +66,6 @@ class UpdateSum(Protocol):
     """A sum of clipped client updates that can be added to an array of the same shape."""
 
     def add_to(self, total: np.ndarray) -> None: ...
-
-
-@dataclass(frozen=True)
-class EmptySum:
-    """The sum of no updates, or of updates already added."""
-
-    def add_to(self, total: np.ndarray) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -258,7 +251,8 @@ class Pipeline:
                 else:
                     totals[name] += clipped
         sums: dict[str, UpdateSum] = {
-            name: DenseSum(totals[name]) if name in totals else EmptySum() for name in sends
+            name: DenseSum(totals[name]) if name in totals else IndividualUpdates(())
+            for name in sends
         }
         if self.keep_individual_updates:
             sums = {name: IndividualUpdates(tuple(updates)) for name, updates in kept.items()}
@@ -338,11 +332,7 @@ class AdaptiveClipping:
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("initial", "rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if not 0 < self.quantile < 1:
-            raise ValueError(f"quantile must be between 0 and 1, not {self.quantile}")
+        require(self, initial="positive", rate="positive", quantile="between 0 and 1")
 
     def following(self, clip_norm: float, unclipped: float) -> float:
         """The next round's norm, given this one's and the share of clients that was not clipped."""

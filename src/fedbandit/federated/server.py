@@ -14,6 +14,7 @@ import numpy as np
 
 from fedbandit.core import loops
 from fedbandit.core.errors import Diverged
+from fedbandit.core.parts import require
 from fedbandit.federated.algorithm import Algorithm, RoundFacts
 from fedbandit.federated.pipeline import (
     Clipping,
@@ -25,6 +26,7 @@ from fedbandit.federated.pipeline import (
 )
 
 OptimizerState = dict[str, np.ndarray]
+_FRACTION = "at least 0 and below 1"
 
 
 class ServerOptimizer(Protocol):
@@ -45,8 +47,7 @@ class Sgd:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(learning_rate=self.learning_rate)
-        _check_fraction(momentum=self.momentum)
+        require(self, learning_rate="positive", momentum=_FRACTION)
 
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"velocity": np.zeros_like(weights)} if self.momentum else {}
@@ -71,8 +72,8 @@ class Adam:
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
-        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
-        _check_fraction(beta_1=self.beta_1, beta_2=self.beta_2)
+        require(self, learning_rate="positive", epsilon="positive")
+        require(self, beta_1=_FRACTION, beta_2=_FRACTION)
 
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {
@@ -105,8 +106,8 @@ class Yogi:
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
-        _check_fraction(beta_1=self.beta_1, beta_2=self.beta_2)
+        require(self, learning_rate="positive", epsilon="positive")
+        require(self, beta_1=_FRACTION, beta_2=_FRACTION)
 
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"m": np.zeros_like(weights), "v": np.full_like(weights, self.epsilon**2)}
@@ -134,11 +135,8 @@ class Adagrad:
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
-        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
-        if not self.initial_accumulator >= 0:
-            raise ValueError(
-                f"initial_accumulator must not be negative, not {self.initial_accumulator}"
-            )
+        require(self, learning_rate="positive", epsilon="positive")
+        require(self, initial_accumulator="at least 0")
 
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"sum": np.full_like(weights, self.initial_accumulator)}
@@ -176,18 +174,6 @@ BUILT_IN: dict[str, Callable[..., ServerOptimizer]] = {
     "adagrad": Adagrad,
     "yogi": Yogi,
 }
-
-
-def _check(**values: float) -> None:
-    for name, value in values.items():
-        if not (value > 0 and np.isfinite(value)):
-            raise ValueError(f"{name} must be positive, not {value}")
-
-
-def _check_fraction(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
 
 
 def _typed(like: np.ndarray, value: float) -> np.generic:

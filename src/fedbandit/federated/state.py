@@ -3,14 +3,13 @@ atomically.
 """
 
 import json
-import math
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import packed, read_packed, unpack, write_atomically
@@ -152,80 +151,61 @@ def read_state(payload: bytes, path: Path) -> State:
 def _read(payload: bytes, path: Path) -> tuple[State, dict[str, str]]:
     try:
         tensors, texts = unpack(payload)
-        scalars = json.loads(texts.pop("state"))
-        if not isinstance(scalars, dict):
-            raise ValueError("its numbers are missing")
+        scalars = _Scalars.model_validate(json.loads(texts.pop("state")))
         return _checked(scalars, tensors), texts
     except KeyError as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error} is missing") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = " ".join(map(str, (*first["loc"], first["msg"])))
+        raise DamagedState(f"{path}: damaged checkpoint: {said}") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error}") from None
 
 
-def _checked(scalars: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> State:
-    """The state, once every type, shape and number is one that a run can have come to."""
-    weights, same = tensors["weights"], scalars["same_as_weights"]
-    deployed = {
-        _count(int(number), "a version"): array
-        for number, array in _under("deployed/", tensors).items()
-    }
-    for name, array in (
-        ("weights", weights),
-        *((f"deployed/{number}", array) for number, array in deployed.items()),
-    ):
-        if (
-            array.ndim != 1
-            or array.dtype.kind != "f"
-            or (array.shape, array.dtype) != (weights.shape, weights.dtype)
-        ):
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Scalars(BaseModel, strict=True, extra="forbid"):
+    """The numbers of a checkpoint, each one that a run can have come to."""
+
+    round: _Count
+    clip_norm: Annotated[float, Field(ge=0)]  # infinite: no clipping
+    reward_total: FiniteFloat
+    rewarded_rounds: _Count
+    events: _Count
+    progress: dict[Annotated[str, Field(pattern=r"^\d+$")], dict[str, _Count]]  # by version
+    same_as_weights: list[str]  # names in the server's state
+    extra: dict[str, Any]
+
+
+def _checked(scalars: _Scalars, tensors: Mapping[str, np.ndarray]) -> State:
+    """The state, once every type and shape is one that a run can have come to."""
+    weights = tensors["weights"]
+    for name, array in tensors.items():
+        if name != "weights" and not name.startswith("deployed/"):
+            continue
+        kind = (array.shape, array.dtype)
+        if array.ndim != 1 or array.dtype.kind != "f" or kind != (weights.shape, weights.dtype):
             raise ValueError(f"{name} has type {array.dtype} and shape {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds values that are not finite")
-    if not isinstance(same, list) or not all(isinstance(name, str) for name in same):
-        raise ValueError("same_as_weights is not a list of names")
-    if not isinstance(scalars["extra"], dict) or not isinstance(scalars["progress"], dict):
-        raise ValueError("extra or progress is not an object")
-    known = {field.name for field in fields(State)} | {"progress", "same_as_weights"}
-    if unknown := set(scalars) - known:
-        raise ValueError(f"unknown entry {min(unknown)!r}")
+    if scalars.rewarded_rounds > scalars.round:
+        raise ValueError(f"rewarded_rounds is {scalars.rewarded_rounds} in round {scalars.round}")
     return State(
-        round=_count(scalars["round"], "round"),
+        round=scalars.round,
         weights=weights,
         deployed={
-            number: Version(array, _progress(scalars["progress"][str(number)]))
-            for number, array in deployed.items()
+            int(number): Version(array, Progress(**scalars.progress[number]))
+            for number, array in _under("deployed/", tensors).items()
         },
-        server_state=dict.fromkeys(same, weights) | _under("kept/", tensors),
-        clip_norm=_number(
-            scalars["clip_norm"], "clip_norm", least=0.0, most=math.inf
-        ),  # infinite: no clipping
-        reward_total=_number(scalars["reward_total"], "reward_total"),
-        rewarded_rounds=_count(
-            scalars["rewarded_rounds"], "rewarded_rounds", most=scalars["round"]
-        ),
-        events=_count(scalars["events"], "events"),
-        extra=scalars["extra"],
+        server_state=dict.fromkeys(scalars.same_as_weights, weights) | _under("kept/", tensors),
+        clip_norm=scalars.clip_norm,
+        reward_total=scalars.reward_total,
+        rewarded_rounds=scalars.rewarded_rounds,
+        events=scalars.events,
+        extra=scalars.extra,
     )
-
-
-def _progress(values: Any) -> Progress:
-    if not isinstance(values, dict):
-        raise ValueError("the progress of a version is not an object")
-    return Progress(**{name: _count(value, f"progress.{name}") for name, value in values.items()})
-
-
-def _count(value: Any, name: str, most: int = 2**63 - 1) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{name} is {value!r:.40}")
-    return value
-
-
-def _number(
-    value: Any, name: str, least: float = -sys.float_info.max, most: float = sys.float_info.max
-) -> float:
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r:.40}")
-    return float(value)
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

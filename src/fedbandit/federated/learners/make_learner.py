@@ -20,6 +20,11 @@ from fedbandit.federated.learners.base import (
     chosen_candidates,
     every_candidate,
 )
+from fedbandit.federated.learners.linear import (
+    DenseLinearLearner,
+    SparseHeadsLearner,
+    SparseLinearLearner,
+)
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Objective, Pointwise
 
@@ -44,15 +49,11 @@ def make_learner(
         raise ConfigError(f"device: models over candidates are trained on the cpu, not {device}")
     rows_alone = not over_candidates or _one_action(objective)  # else all candidates are scored
     if isinstance(objective, Pointwise) and device == "cpu" and freezing is None and rows_alone:
+        if model.kernel == "sparse-linear" and model.heads:
+            return SparseHeadsLearner(layout, objective, settings, model.heads)
         if model.kernel == "sparse-linear":
-            from fedbandit.federated.learners.linear import SparseHeadsLearner, SparseLinearLearner
-
-            if model.heads:
-                return SparseHeadsLearner(layout, objective, settings, model.heads)
             return SparseLinearLearner(layout, objective, settings)
         if model.kernel == "dense-linear" and not model.heads:
-            from fedbandit.federated.learners.linear import DenseLinearLearner
-
             return DenseLinearLearner(layout, objective, settings)
     with needing(_needing_torch(model, objective, device, freezing)):
         import_module("torch")
@@ -60,16 +61,12 @@ def make_learner(
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
         return make_vectorised_learner(model, layout, objective, settings, device, freezing)
-    if isinstance(objective, Pointwise) and freezing is None:
-        if model.kernel == "cnn":
-            from fedbandit.federated.learners.cnn import CnnLearner
+    by_hand = freezing is None and model.kernel in ("cnn", "mlp", "sparse-mlp")
+    if by_hand and isinstance(objective, Pointwise):
+        from fedbandit.federated.learners.networks import ChosenMlpLearner, CnnLearner, DenseLearner
 
-            return CnnLearner(layout, objective, settings)
-        if model.kernel in ("mlp", "sparse-mlp"):
-            from fedbandit.federated.learners.mlp import ChosenMlpLearner, DenseLearner
-
-            chosen = DenseLearner if objective.supervised else ChosenMlpLearner
-            return chosen(layout, objective, settings)
+        mlp = DenseLearner if objective.supervised else ChosenMlpLearner
+        return (CnnLearner if model.kernel == "cnn" else mlp)(layout, objective, settings)
     return AutogradLearner(model, layout, objective, settings, freezing)
 
 
