@@ -219,6 +219,34 @@ def test_the_share_of_the_best_candidates_reward_is_measured_where_it_is_known(p
     assert "test_sampled" not in found
 
 
+@pytest.mark.parametrize("world", ["preferences", "linear", "logistic"])
+@pytest.mark.parametrize("kind", ["permute", "rotate"])
+def test_tastes_over_candidates_change_at_a_round(photos, world, kind):
+    drift = {"kind": kind, "at": [7], "fraction": 0.5}
+    chosen = config(photos, scenario="drift", drift=drift, environment={"name": world})
+    with simulate(chosen, photos) as simulation:
+        scenario = simulation.experiment.bandit.scenario
+        split = photos.train
+        rows = np.arange(split.num_examples)
+        before, still, after = (
+            scenario.expected(Met.at_rows(split, rows, 0, time)) for time in (1, 6, 7)
+        )
+        np.testing.assert_array_equal(before, still)
+        assert np.abs(after - before).max() > 0.1
+        plain = simulate(config(photos, environment={"name": world}), photos)
+        world_of_old = plain.experiment.bandit.scenario
+        np.testing.assert_array_equal(before, world_of_old.expected(Met.at_rows(split, rows, 0, 7)))
+        lines = list(simulation)
+    assert all(line["regret"] >= 0 for line in lines)
+
+
+def test_candidates_do_not_appear_by_drift(photos):
+    drift = {"kind": "appear", "at": [7]}
+    chosen = config(photos, scenario="drift", drift=drift, environment={"name": "linear"})
+    with pytest.raises(ConfigError, match=r"drift\.kind: appear is for fixed actions"):
+        simulate(chosen, photos)
+
+
 def test_metrics_over_sampled_candidates_say_so(photos):
     source = {"candidates": "the item that was picked and 4 sampled by popularity"}
     sampled = replace(photos, header=replace(photos.header, source=source))
@@ -361,7 +389,10 @@ def test_actor_and_fused_draws_agree(photos):
     ("given_values", "said"),
     [
         ({"scenario": "init-shift"}, "scenario: init-shift shifts fixed actions"),
-        ({"scenario": "drift"}, "scenario: drift changes fixed actions"),
+        (
+            {"scenario": "drift"},
+            "scenario: drift over candidates changes tastes; set environment.name",
+        ),
         ({"model": {"name": "mlp"}}, "model.name: mlp scores fixed actions"),
         ({"model": {"name": "linear", "features": ["user"]}}, "model.features: 'user' is not"),
         ({"model": {"name": "linear", "features": ["shared"]}}, "model.features: without the"),

@@ -431,8 +431,10 @@ def _check_candidates(config: Config, header: Header) -> None:
     if config.scenario in SCENARIOS and config.scenario not in ("scratch", "init"):
         raise ConfigError(f"scenario: {config.scenario} shifts fixed actions; {header.name} has"
                           " candidates, which take scratch or init")  # fmt: skip
-    if config.scenario == "drift":
-        raise ConfigError(f"scenario: drift changes fixed actions; {header.name} has candidates")
+    worlds = ("linear", "logistic", "preferences")
+    if config.scenario == "drift" and config.environment.name not in worlds:
+        raise ConfigError("scenario: drift over candidates changes tastes; set environment.name to"
+                          f" {', '.join(worlds)}")  # fmt: skip
 
 
 def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:

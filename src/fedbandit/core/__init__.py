@@ -1,4 +1,4 @@
-"""What everything else stands on: errors, small files, randomness, timing, finding parts by name,
+"""The ground of everything else: errors, small files, randomness, timing, finding parts by name,
 ragged arrays.
 
 Knows nothing of bandits, data sets or federated learning.

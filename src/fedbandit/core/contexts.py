@@ -57,7 +57,7 @@ class ItemSpec:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What could be chosen at each of n decisions: decision i has the rows bounds[i]:bounds[i + 1].
+    """The choices at each of n decisions: decision i has the rows bounds[i]:bounds[i + 1].
 
     An action is a place in its decision's own list.
 
@@ -78,7 +78,7 @@ class Candidates:
 
     @property
     def counts(self) -> np.ndarray:
-        """How many there are at each decision: int64 [n]."""
+        """The number of candidates of each decision: int64 [n]."""
         return np.diff(self.bounds)
 
     def take(self, rows: np.ndarray) -> "Candidates":

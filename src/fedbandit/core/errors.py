@@ -100,7 +100,7 @@ _EXTRAS = {
 
 
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""What installs the build of torch for machines without a GPU, which is much smaller."""
+"""The command that installs the build of torch for machines without a GPU, which is much smaller."""
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
 
 

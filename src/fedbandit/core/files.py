@@ -101,13 +101,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; `OSError` if it cannot be read, `ValueError` if it is
     something else.
     """
-    try:
-        found = json.loads(read_small(path))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("not an object")
-    return shallow(found)
+    return shallow(object_in(read_small(path)))
 
 
 def parse_toml(payload: bytes) -> dict[str, Any]:
@@ -162,14 +156,14 @@ def lines_in(file: IO[bytes]) -> Iterator[bytes]:
             raise ValueError(f"a line of more than {LONGEST_LINE // 1_000_000} MB")
 
 
-def object_in(line: bytes) -> dict[str, Any]:
-    """The JSON object in a line; `ValueError` where it is something else."""
+def object_in(text: bytes) -> dict[str, Any]:
+    """The JSON object in a line or a file; `ValueError` where it is something else."""
     try:
-        found = json.loads(line)
+        found = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("not one object a line")
+        raise ValueError("not an object")
     return found
 
 

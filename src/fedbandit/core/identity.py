@@ -192,7 +192,7 @@ def _origin(name: str) -> str | None:
 
 
 def _source(name: str) -> bytes | None:
-    """What was executed, or for a module that somebody else has loaded, what its file held when we
+    """The source that was executed; of a module that somebody else has loaded, its file's when we
     first saw it.
     """
     origin = _origin(name)

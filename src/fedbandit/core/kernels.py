@@ -199,7 +199,7 @@ def merge(one, other, at_one, at_other):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
-    """How many labels are among the best-scored `top` actions of their example; the lower index
+    """The number of labels among the best-scored `top` actions of their example; the lower index
     among equals.
     """
     hits = 0

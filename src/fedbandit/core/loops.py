@@ -135,7 +135,7 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.nd
 
 @core_kernels
 def labels_among_best(scores: np.ndarray, offsets: np.ndarray, labels: np.ndarray, top: int) -> int:
-    """How many labels are among the best-scored `top` actions of their example; the lower index
+    """The number of labels among the best-scored `top` actions of their example; the lower index
     among equals.
     """
     row, own = (

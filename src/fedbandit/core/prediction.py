@@ -1,11 +1,12 @@
-"""What a model says about the actions, and how far a run has come: what an exploration rule decides
-by.
-"""
+"""A model's view of the actions and the progress of a run: what an exploration rule decides by."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+Drawn = tuple[np.ndarray, np.ndarray] | None
+"""Actions int64 [n] and their probabilities [n]; None where only the plain form works."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def over_actions(values: np.ndarray, bounds: np.ndarray | None = None) -> np.nda
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run had come when a version was deployed: what a schedule is a function of."""
+    """The progress of a run when a version was deployed: what a schedule is a function of."""
 
     version: int = 0
     rounds: int = 0

@@ -77,7 +77,7 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 
 @dataclass
 class _Tally:
-    """How far one task has come, and since when."""
+    """The progress of one task, and when it began."""
 
     what: str
     total: float | None

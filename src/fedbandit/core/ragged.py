@@ -120,7 +120,7 @@ class SparseVector:
 
     @property
     def nbytes(self) -> int:
-        """What entries and values take in memory."""
+        """Bytes of entries and values."""
         return self.entries.nbytes + self.values.nbytes
 
     def add_to(self, total: np.ndarray) -> None:

@@ -19,7 +19,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of every published result: never reuse or renumber
+    """The use of a draw. The numbers are part of every published result: never reuse or renumber
     one.
     """
 

@@ -6,7 +6,8 @@ data set's header, and the parameters of `[environment]`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
@@ -91,15 +92,26 @@ def relabelled(num_actions: int, target: dict[int, int]) -> RewardTable:
 
 
 @dataclass(frozen=True)
-class Renamed:
-    """An environment whose actions have traded places: action a pays what `roles[a]` paid."""
+class ChangedWorld:
+    """Another environment with something changed; what is not changed is as beneath."""
 
     environment: Environment
-    roles: np.ndarray  # int64 [K], a permutation
 
     @property
     def highest(self) -> float:
+        """The largest reward that can be earned."""
         return highest(self.environment)
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        """Whether each reward ever arrives: bool [n]; None: all do."""
+        return observed(self.environment, met, actions)
+
+
+@dataclass(frozen=True)
+class Renamed(ChangedWorld):
+    """An environment whose actions have traded places: action a pays what `roles[a]` paid."""
+
+    roles: np.ndarray  # int64 [K], a permutation
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         return self.environment.rewards(met, self.roles[actions])
@@ -113,14 +125,13 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class Liked:
+class Liked(ChangedWorld):
     """An environment whose rewards are worth more to some clients than to others.
 
     Half of the clients belong to the first group, half of the others to the second, and so on;
     the last two groups are alike.
     """
 
-    environment: Environment
     worth: np.ndarray  # float32 [groups, K]: factors of the rewards of each action
     seed: int = 0
 
@@ -142,8 +153,47 @@ class Liked:
         means = self.environment.expected(met)
         return None if means is None else means * self.worth[self.groups(met.clients)]
 
-    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
-        return observed(self.environment, met, actions)
+
+@dataclass(frozen=True)
+class NewTastes(ChangedWorld):
+    """A world of candidates whose tastes have changed: their axes have traded places.
+
+    The axes are those of users' tastes in `Preferences`, the item's features in `Linear` and
+    `Logistic`: what has `turned(order)`. Each change moves a `share` of them round in a ring.
+
+    Examples:
+        >>> world = NewTastes(Preferences(dimensions=4), changes=1, share=1.0)
+        >>> sorted(world.turned_world.order)
+        [0, 1, 2, 3]
+    """
+
+    changes: int
+    share: float = 1.0
+    seed: int = 0
+
+    @cached_property
+    def turned_world(self) -> Any:
+        """The environment beneath with its axes in their new order."""
+        world: Any = self.environment
+        order = ring_order(world.axes, self.changes, self.share, self.seed)
+        return world.turned(order) if self.changes else world
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        """The rewards of the turned world: float32 [n]."""
+        return np.asarray(self.turned_world.rewards(met, actions))
+
+    def expected(self, met: Met) -> np.ndarray:
+        """The mean reward of every candidate in the turned world: float32 [m]."""
+        return np.asarray(self.turned_world.expected(met))
+
+
+def ring_order(size: int, changes: int, share: float, seed: int) -> np.ndarray:
+    """The places int64 [size] after some changes; each moves a share of them round in a ring."""
+    order, moved = np.arange(size), max(2, round(share * size))
+    for change in range(1, changes + 1):
+        ring = generator(seed, Purpose.DRIFT, change).permutation(size)[:moved]
+        order[ring] = order[np.roll(ring, 1)]
+    return order
 
 
 def changed_like(labels: Environment, environment: Environment) -> Environment:
@@ -210,7 +260,7 @@ class Stated:
     """
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
-        """What the example says about the chosen action: float32 [n]."""
+        """The reward that the example states for the chosen action: float32 [n]."""
         return np.asarray(_stated(met)[met.labels.offsets[:-1] + actions])
 
     def expected(self, met: Met) -> np.ndarray:
@@ -228,7 +278,23 @@ def _stated(met: Met) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Linear:
+class _Theta:
+    """Worlds with a θ for each feature, whose features can trade places."""
+
+    theta: np.ndarray = field(repr=False)  # float64 [features, K]; over candidates [features, 1]
+
+    @property
+    def axes(self) -> int:
+        """The number of features."""
+        return len(self.theta)
+
+    def turned(self, order: np.ndarray) -> Self:
+        """The same world with the features' θ in another order."""
+        return replace(self, theta=self.theta[order])
+
+
+@dataclass(frozen=True)
+class Linear(_Theta):
     """Rewards 0.5 + strength · θ_a'x + noise, with x scaled to length 1 and θ_a standard normal.
 
     The model of Li et al. (2010), "A contextual-bandit approach to personalized news article
@@ -236,7 +302,6 @@ class Linear:
     contexts it sees at length 1. Over candidates one θ meets the features x of each item.
     """
 
-    theta: np.ndarray = field(repr=False)  # float64 [features, K]; over candidates [features, 1]
     strength: float = 0.2
     noise: float = 0.1
     highest = np.inf
@@ -253,10 +318,9 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Logistic:
+class Logistic(_Theta):
     """Clicks with probability σ(bias + strength · θ_a'x), x and θ as in `Linear`."""
 
-    theta: np.ndarray = field(repr=False)  # float64 [features, K]; over candidates [features, 1]
     strength: float = 2.0
     bias: float = -1.0
 
@@ -285,6 +349,16 @@ class Preferences:
     shared: float = 0.5
     clicks: bool = True
     seed: int = 0
+    order: tuple[int, ...] | None = None  # of the tastes' axes, after changes
+
+    @property
+    def axes(self) -> int:
+        """The number of axes of tastes and traits."""
+        return self.dimensions
+
+    def turned(self, order: np.ndarray) -> "Preferences":
+        """The same world with the tastes' axes in another order; items keep their traits."""
+        return replace(self, order=tuple(order.tolist()))
 
     def __post_init__(self) -> None:
         if not 0 <= self.shared <= 1 or self.dimensions < 1:
@@ -307,6 +381,7 @@ class Preferences:
         own = normals(self.seed, Purpose.WORLD, 1, axes, users)
         common = normals(self.seed, Purpose.WORLD, 2, axes)
         tastes = np.sqrt(self.shared) * common + np.sqrt(1 - self.shared) * own
+        tastes = tastes if self.order is None else tastes[list(self.order)]
         # Added in one order, so that a mean does not depend on what else is asked.
         total = sum(taste[:, None] * trait for taste, trait in zip(tastes, traits, strict=True))
         means = _sigmoid(self.bias + self.strength * total / np.sqrt(self.dimensions))

@@ -18,7 +18,7 @@ _FLATTEN = 'numbers are needed; let coba flatten it: `.repr("onehot", "onehot")`
 
 
 class CobaEnvironment(Protocol):
-    """What coba calls an environment."""
+    """An environment of coba."""
 
     def read(self) -> Iterable[Mapping[str, Any]]:
         """Interactions with `context`, `actions` and `rewards`."""
@@ -88,7 +88,7 @@ def from_coba(environment: CobaEnvironment, clients: int | str = 100) -> Federat
 
 
 def _rewards(interaction: Mapping[str, Any]) -> Sequence[float]:
-    """What each action pays; coba says it by a list, or by a function of the action."""
+    """The reward of each action; coba says it by a list, or by a function of the action."""
     rewards = interaction["rewards"]
     if callable(rewards):
         return [rewards(action) for action in interaction["actions"]]

@@ -16,11 +16,13 @@ from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
 from fedbandit.environments.builtin import (
     Liked,
+    NewTastes,
     Renamed,
     RewardTable,
     exact_match,
     per_label,
     relabelled,
+    ring_order,
     with_near_miss,
 )
 from fedbandit.environments.met import Environment, Met, observed
@@ -28,7 +30,7 @@ from fedbandit.environments.met import Environment, Met, observed
 
 @dataclass(frozen=True)
 class Stage:
-    """What holds from a round on, until the next stage."""
+    """The world from a round on, until the next stage."""
 
     environment: Environment
     available: np.ndarray | None = None  # bool [K]: the actions that exist; None: all
@@ -217,7 +219,8 @@ def drift(
 
     permute: some of the labels trade places, so that another action is the right answer to them.
     appear: some of the actions do not exist at first and come in as the rounds go by. rotate: users
-    in groups of unequal size like different actions, and take over each other's likings.
+    in groups of unequal size like different actions, and take over each other's likings. Over
+    candidates tastes change: permute moves a `fraction` of their axes, rotate all of them.
     """
     if not at:
         raise ValueError(
@@ -225,10 +228,18 @@ def drift(
         )
     if list(at) != sorted(set(at)) or at[0] < 2:
         raise ValueError(f"at: rounds must ascend and be at least 2, not {list(at)}")
-    k, rounds = header.num_actions, (1, *at)
+    k, rounds = header.places, (1, *at)
+    if header.items is not None and kind == "appear":
+        raise ValueError("kind: appear is for fixed actions; candidates take permute or rotate")
     if k < 2:
         raise ValueError("kind: nothing can drift with a single action")
-    if kind == "permute":
+    if header.items is not None:
+        share = fraction if kind == "permute" else 1.0
+        stages = [
+            Stage(NewTastes(exact_match(k), change, share, seed), from_round=first)
+            for change, first in enumerate(rounds)
+        ]
+    elif kind == "permute":
         stages = [
             Stage(_permuted(k, change, fraction, seed), from_round=first)
             for change, first in enumerate(rounds)
@@ -249,7 +260,7 @@ def drift(
 
 
 def _before(first: Stage, num_actions: int) -> RewardTable:
-    """What pre-training sees: right answers among the actions that there are."""
+    """The rewards of pre-training: right answers among the actions that there are."""
     return (
         exact_match(num_actions)
         if first.available is None
@@ -259,11 +270,7 @@ def _before(first: Stage, num_actions: int) -> RewardTable:
 
 def _permuted(num_actions: int, changes: int, fraction: float, seed: int) -> Renamed:
     """The world after some changes; each moves its labels' right answers round in a ring."""
-    answers = np.arange(num_actions)
-    moved = max(2, round(fraction * num_actions))
-    for change in range(1, changes + 1):
-        ring = generator(seed, Purpose.DRIFT, change).permutation(num_actions)[:moved]
-        answers[ring] = answers[np.roll(ring, 1)]
+    answers = ring_order(num_actions, changes, fraction, seed)
     return Renamed(exact_match(num_actions), np.argsort(answers))
 
 

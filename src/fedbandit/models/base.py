@@ -1,4 +1,4 @@
-"""What a model is, what it is told about the data, how its parameters lie in one flat vector, and initial weights.
+"""Models, the facts about data that shape them, their parameters as one flat vector, and initial weights.
 
 Initial weights have the forms of Keras, since the published learning rates were tuned with them.
 """
@@ -26,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model needs to know about the data to take its shape from it.
+    """The facts about the data from which a model takes its shape.
 
     Examples:
         >>> from fedbandit import open_dataset
@@ -121,7 +121,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Freezing:
-    """Which parameters stay as they are: the others make up a shorter vector, which is all that is trained and sent."""
+    """Parameters that stay as they are: the others make up a shorter vector, which is all that is trained and sent."""
 
     layout: Layout
     frozen: tuple[str, ...]
@@ -142,7 +142,7 @@ class Freezing:
 
     @property
     def trainable(self) -> Layout:
-        """How the parameters that are trained lie in their vector."""
+        """The layout of the parameters that are trained."""
         return Layout(
             tuple((name, shape) for name, shape in self.layout.shapes if name not in self.frozen)
         )

@@ -2,7 +2,7 @@
 a small MLP.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,24 +64,24 @@ def _over_candidates(data: DataSpec, features: Sequence[str], buckets: int) -> M
     assert data.items is not None
     rows, width = candidate_rows(prod(data.shape), prod(data.items.shape), features, buckets)
 
-    def init(seed: int) -> dict[str, np.ndarray]:
-        return {"weight": np.zeros((width, 1)), "bias": np.zeros(1)}
-
     def scores(params: Params, x: Any) -> Any:
         return _products(params["weight"], rows(x))[:, 0] + params["bias"]
 
-    return Model(init, scores, "sparse-linear", rows=rows, shapes=_linear_shapes(width, 1))
+    shapes = _linear_shapes(width, 1)
+    return Model(_zeros(shapes), scores, "sparse-linear", rows=rows, shapes=shapes)
 
 
 def _linear_shapes(features: int, actions: int) -> Shapes:
     return {"weight": (features, actions), "bias": (actions,)}
 
 
+def _zeros(shapes: Shapes) -> Callable[[int], dict[str, np.ndarray]]:
+    """The `init` of a model that starts from zero."""
+    return lambda seed: {name: np.zeros(shape) for name, shape in shapes.items()}
+
+
 def _dense(data: DataSpec) -> Model:
     shapes = _linear_shapes(prod(data.shape), data.num_actions)
-
-    def init(seed: int) -> dict[str, np.ndarray]:
-        return {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def scores(params: Params, x: Any) -> Any:
         import torch
@@ -89,7 +89,7 @@ def _dense(data: DataSpec) -> Model:
         x = torch.nn.functional.normalize(x.flatten(1), dim=1)
         return torch.addmm(params["bias"], x, params["weight"])
 
-    return Model(init, scores, kernel="dense-linear", shapes=shapes)
+    return Model(_zeros(shapes), scores, kernel="dense-linear", shapes=shapes)
 
 
 def _sparse(data: DataSpec) -> Model:
@@ -107,7 +107,7 @@ def _sparse(data: DataSpec) -> Model:
 
 
 def _products(weight: "torch.Tensor", x: Any) -> Any:
-    """What a layer's weights make of each context: dense ones, or sparse ones as ids and values."""
+    """Products of a layer's weights and contexts: dense ones, or sparse ones as ids and values."""
     import torch
 
     if isinstance(x, torch.Tensor):
@@ -232,13 +232,6 @@ def cnn(data: DataSpec) -> Model:
         "dense2": (512, data.num_actions),
     }
 
-    def init(seed: int) -> dict[str, np.ndarray]:
-        params = {}
-        for layer, (name, shape) in enumerate(layers.items()):
-            params[name] = glorot_normal(generator(seed, Purpose.MODEL, layer), shape)
-            params[f"{name}_bias"] = np.zeros(shape[-1])
-        return params
-
     def scores(params: Params, x: Any) -> Any:
         from torch.nn.functional import conv2d, max_pool2d, relu
 
@@ -253,7 +246,23 @@ def cnn(data: DataSpec) -> Model:
         x = relu(x @ params["dense1"] + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
+    init = _layer_by_layer(layers, glorot_normal, first=0)
     return Model(init, scores, kernel="cnn", shapes=_with_biases(layers))
+
+
+def _layer_by_layer(
+    layers: Shapes, draw: Callable[..., np.ndarray], first: int
+) -> Callable[[int], dict[str, np.ndarray]]:
+    """The `init` of a network: drawn weights, zero biases; layers are addressed from `first` on."""
+
+    def init(seed: int) -> dict[str, np.ndarray]:
+        params = {}
+        for layer, (name, shape) in enumerate(layers.items(), start=first):
+            params[name] = draw(generator(seed, Purpose.MODEL, layer), shape)
+            params[f"{name}_bias"] = np.zeros(shape[-1])
+        return params
+
+    return init
 
 
 def _with_biases(layers: Shapes) -> Shapes:
@@ -268,13 +277,6 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
         raise ConfigError(f"model.hidden: must be at least 1, not {hidden}")
     layers: Shapes = {"dense1": (prod(data.shape), hidden), "dense2": (hidden, data.num_actions)}
 
-    def init(seed: int) -> dict[str, np.ndarray]:
-        params: dict[str, np.ndarray] = {}
-        for layer, (name, shape) in enumerate(layers.items(), start=1):
-            params[name] = glorot_uniform(generator(seed, Purpose.MODEL, layer), shape)
-            params[f"{name}_bias"] = np.zeros(shape[1])
-        return params
-
     def scores(params: Params, x: Any) -> Any:
         from torch.nn.functional import relu
 
@@ -282,6 +284,7 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
         return x @ params["dense2"] + params["dense2_bias"]
 
     kernel: Literal["mlp", "sparse-mlp"] = "sparse-mlp" if data.kind == "sparse" else "mlp"
+    init = _layer_by_layer(layers, glorot_uniform, first=1)
     return Model(init, scores, kernel, shapes=_with_biases(layers))
 
 

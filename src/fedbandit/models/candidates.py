@@ -23,7 +23,7 @@ PARTS = ("item", "shared", "shared*item")
 def candidate_rows(
     shared: int, item: int, parts: Sequence[str], buckets: int
 ) -> tuple[Callable[[Contexts], Ragged], int]:
-    """What turns n decisions with m candidates into m rows, and how many weights the rows reach.
+    """A function from n decisions with m candidates to m rows, and the weights that rows reach.
 
     `shared` and `item` are the numbers of features. Both sides are scaled to length one before they
     are crossed, and a row to length one in the end.

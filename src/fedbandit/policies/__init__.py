@@ -116,7 +116,7 @@ def describe(policy: Policy) -> dict[str, Any]:
 def described_at(
     described: Mapping[str, Any], policy: Policy, progress: Progress
 ) -> dict[str, Any]:
-    """What a model file says of the rule of a version deployed at this point.
+    """The rule of a version deployed at this point, as a model file states it.
 
     A built-in schedule is written down as the rule it gives. A schedule of the user's own keeps its
     name, by which devices trust it, with the progress that it is asked for.

@@ -12,13 +12,11 @@ import numba
 import numpy as np
 
 from fedbandit.core.kernels import all_finite, draw_row, draw_rows
-from fedbandit.core.prediction import Prediction
+from fedbandit.core.prediction import Drawn, Prediction
 
 _MOST_ACTIONS = 128  # beyond it numpy adds up a row in another order
 _BLOCK = 32  # rows that stay in the first-level cache
 
-Drawn = tuple[np.ndarray, np.ndarray] | None
-"""Actions int64 [n] and their probabilities [n]; None where only the plain form works."""
 Probabilities = Callable[[Prediction], np.ndarray]
 
 

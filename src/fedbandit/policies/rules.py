@@ -13,10 +13,7 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
-from fedbandit.core.prediction import Prediction, Progress
-
-Drawn = tuple[np.ndarray, np.ndarray] | None
-"""Actions int64 [n] and their probabilities [n]; None where only the plain form works."""
+from fedbandit.core.prediction import Drawn, Prediction, Progress
 
 
 class Policy(Protocol):

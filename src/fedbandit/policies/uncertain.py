@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbandit.core.prediction import Prediction
-from fedbandit.policies.rules import Around, Drawn, Greedy, ask, checked, fused_form, require
+from fedbandit.core.prediction import Drawn, Prediction
+from fedbandit.policies.rules import Around, Greedy, ask, checked, fused_form, require
 
 _REACH = 5.0  # standard deviations at which a Gaussian ends; 3e-7 lies beyond
 _PANEL = 2.0  # standard deviations of the narrowest Gaussian that one panel of quadrature spans

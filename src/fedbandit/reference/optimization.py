@@ -5,6 +5,7 @@ nothing of exploration.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -122,7 +123,7 @@ def next_clip_norm(clip_norm: float, norms: list[float], quantile: float, rate: 
 
 
 class Sgd:
-    """w + lr · Δ."""
+    """w + lr · Δ; with momentum a step keeps most of the step before it."""
 
     def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
         self.learning_rate, self.momentum = learning_rate, momentum
@@ -131,13 +132,6 @@ class Sgd:
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
         self.velocity = self.momentum * self.velocity + self.learning_rate * delta
         return w + self.velocity
-
-
-class Momentum(Sgd):
-    """SGD whose steps keep most of the step before them."""
-
-    def __init__(self, learning_rate: float, momentum: float = 0.9) -> None:
-        super().__init__(learning_rate, momentum)
 
 
 class Adam:
@@ -205,7 +199,7 @@ class Yogi:
 ServerOptimizer = Sgd | Adam | Adagrad | Yogi
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "sgd": Sgd,
-    "momentum": Momentum,
+    "momentum": partial(Sgd, momentum=0.9),
     "adam": Adam,
     "adagrad": Adagrad,
     "yogi": Yogi,

@@ -36,7 +36,7 @@ from fedbandit.reference.optimization import (
 
 
 def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
-    """What the bandit phase pays, and what pre-training sees (None: there is no pre-training)."""
+    """The rewards of the bandit phase, and of pre-training (None: there is no pre-training)."""
     upper_of = {lower: upper for upper, lower in header.lower_case.items()}
     counts = [max(1, count) for count in header.frequencies]
     by_count = sorted(range(header.num_actions), key=lambda a: -header.frequencies[a])
@@ -84,7 +84,7 @@ def click_probabilities(
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase of a run is made of: supervised pre-training, or the bandit rounds
+    """One phase of a run: supervised pre-training, or the bandit rounds
     after it.
     """
 
@@ -110,25 +110,13 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
         raise ValueError("the reference has no privacy and no gate before deployments")
     model = make_model(config.model.name, config.model.parameters, dataset.header)
     reward, pretraining_reward = world_of(config, dataset.header)
-    if pretraining_reward is None:
-        return run_phase(
-            bandit_phase(config, dataset, reward, 0),
-            model,
-            model.init(config.seed),
-            config,
-            dataset,
-        )
-    theta = model.init(config.pretraining.seed)
-    _, theta = run_phase(
-        pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset
-    )
-    return run_phase(
-        bandit_phase(config, dataset, reward, config.pretraining.clients),
-        model,
-        theta,
-        config,
-        dataset,
-    )
+    theta, initial_clients = model.init(config.seed), 0
+    if pretraining_reward is not None:
+        before = pretraining_phase(config, dataset, pretraining_reward)
+        theta, initial_clients = model.init(config.pretraining.seed), config.pretraining.clients
+        _, theta = run_phase(before, model, theta, config, dataset)
+    phase = bandit_phase(config, dataset, reward, initial_clients)
+    return run_phase(phase, model, theta, config, dataset)
 
 
 def world_of(config: Any, header: Header) -> tuple[Reward, Reward | None]:

@@ -113,6 +113,15 @@ def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def _room(offsets, bounds):  # type: ignore[no-untyped-def]
+    """A hash table and slots for the words of any one client."""
+    most = 0
+    for client in range(len(bounds) - 1):
+        most = max(most, offsets[bounds[client + 1]] - offsets[bounds[client]])
+    return np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
+
+
+@numba.njit(nogil=True, cache=True)
 def _number_entries(offsets, ids, actions, k, table, slots, entries, weight):  # type: ignore[no-untyped-def]
     """For each word of some texts the slot of its (word, chosen action) entry, and for each slot its flat index.
 
@@ -153,11 +162,8 @@ def train_chosen(  # type: ignore[no-untyped-def]
     Returns how many there are. An entry that several clients touch stands there once for each of them. Each step also
     moves every entry of the client's by -rate · (pull · (w - received) + drift); an empty drift is none.
     """
-    most = 0
-    for client in range(len(bounds) - 1):
-        most = max(most, offsets[bounds[client + 1]] - offsets[bounds[client]])
-    table, slots = np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
-    base, work = np.empty(most, weight.dtype), np.empty(most, weight.dtype)
+    table, slots = _room(offsets, bounds)
+    base, work = np.empty(len(slots), weight.dtype), np.empty(len(slots), weight.dtype)
     bias, errors = base_bias.copy(), np.empty(size, weight.dtype)
     zero = weight.dtype.type(0)
     found = 0
@@ -230,10 +236,7 @@ def curvature_chosen(  # type: ignore[no-untyped-def]
     Returns how many there are. `moments` [2, n] has gradients, then curvatures; `biases` [2, K] is
     added to. An entry that several clients touch stands there once for each of them.
     """
-    most = 0
-    for client in range(len(bounds) - 1):
-        most = max(most, offsets[bounds[client + 1]] - offsets[bounds[client]])
-    table, slots = np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
+    table, slots = _room(offsets, bounds)
     bias = np.zeros_like(biases)
     found = 0
     for client in range(len(bounds) - 1):

@@ -41,7 +41,7 @@ _inlined = numba.njit(
 
 
 def tiles_over(windows: int) -> tuple[int, int]:
-    """How many tiles cover a side of this many pooling windows, and how many inputs they see, border included."""
+    """The tiles that cover a side of this many pooling windows, and the inputs they see, border included."""
     tiles = -(-2 * windows // STEP)
     return tiles, STEP * tiles + 2 * BORDER
 
