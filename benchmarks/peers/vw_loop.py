@@ -49,11 +49,23 @@ VW_BEYOND = [
 
 def _settings(world: str, name: str) -> list[dict[str, Any]]:
     """24 settings of one of our algorithms and some beyond, as changes of the world's preset."""
+    fixed = {} if name == "fedavg" else {"algorithm.name": "diag-newton"}
+    beyond: list[tuple[float, ...]] = []
     if name == "fedavg":
         client = (0.05, 0.5) if world == "questions" else (0.2, 1.0)
         names = ("server.learning_rate", "client.learning_rate", "policy.beta")
         grid = [*product((0.02, 0.05, 0.1, 0.2), client, (0.02, 0.05, 0.1))]
-        beyond = [*product((0.005, 0.01, 0.02), (0.4 * client[0], client[0]), (0.01, 0.02))]
+        lower = (0.005, 0.01, 0.02) if world == "questions" else (0.02, 0.05, 0.1)
+        beyond = [*product(lower, (0.4 * client[0], client[0]), (0.01, 0.02))]
+    elif world != "questions":  # candidates share their weights, which many events reach
+        rates, priors = (0.1, 0.3), (0.2, 1.0, 5.0, 20.0)
+        names = ("algorithm.rate", "algorithm.prior", "policy.beta")
+        grid = [*product(rates, priors, (0.02, 0.05, 0.1))]
+        beyond = [*product((0.3, 0.5), (0.5, 1.0), (0.005, 0.01))]
+        if name != "diag-newton":
+            names = (*names, "policy.alpha")
+            grid = [*product(rates, priors[1:], (0.02, 0.05), (0.1, 0.4))]
+            beyond = [(*values, 0.1) for values in beyond]
     elif name == "diag-newton":
         names = ("algorithm.rate", "algorithm.prior", "policy.beta")
         grid = [*product((0.3, 0.5, 0.7), (0.1, 0.2), (0.02, 0.035, 0.05, 0.1))]
@@ -62,7 +74,6 @@ def _settings(world: str, name: str) -> list[dict[str, Any]]:
         names = ("algorithm.rate", "policy.alpha", "policy.beta")
         grid = [*product((0.3, 0.5, 0.7), (0.05, 0.1, 0.2, 0.4), (0.02, 0.05))]
         beyond = [*product((0.2, 0.3), (0.4, 0.8), (0.01, 0.02))]
-    fixed = {} if name == "fedavg" else {"algorithm.name": "diag-newton"}
     each = dict.fromkeys([*grid, *beyond])
     return [fixed | dict(zip(names, values, strict=True)) for values in each]
 
@@ -107,7 +118,7 @@ def _rows(name: str, rows: Any) -> dict[str, np.ndarray]:
         counts = np.bincount(where, minlength=len(flat))
         return {name: ids, f"{name} values": flat[where, ids], f"{name} lengths": counts}
     found = {name: rows.ids, f"{name} lengths": np.diff(rows.offsets)}
-    return found | ({f"{name} values": rows.values} if hasattr(rows, "values") else {})
+    return found | ({} if rows.values is None else {f"{name} values": rows.values})
 
 
 def _said(stream: Any, name: str, namespace: str) -> list[str]:
