@@ -1,19 +1,22 @@
 """What one secure sum costs its server: simulated devices with signed keys, some of which drop out after sharing.
 
     python scripts/secure_sum_cost.py --devices 1000 --weights 500000 --lost 0.1
-    python scripts/secure_sum_cost.py --noise
+    python scripts/secure_sum_cost.py --noise --out scripts/results/secure_sum_cost.json
 
-Both halves of the protocol run in one process and its clock is read around each of them. The work of a transport on
-the messages is not in it. Exits with code 1 if the sum is wrong.
+With `--out` the numbers are kept, beside those of the other kind of sum (with or without noise
+from the devices) that the file has already. Both halves of the protocol run in one process and its
+clock is read around each of them. The work of a transport on the messages is not in it. Exits with
+code 1 if the sum is wrong.
 """
 
 import argparse
+import json
 import logging
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -197,6 +200,7 @@ def main() -> int:
         "--lost", type=float, default=0.1, help="the part of the devices that drops out"
     )
     parser.add_argument("--noise", action="store_true", help="devices add their own noise")
+    parser.add_argument("--out", type=Path, help="a JSON file to keep the numbers in")
     given = parser.parse_args()
     logging.getLogger("fedbandit").setLevel(logging.ERROR)  # that devices drop out is meant
     with tempfile.TemporaryDirectory() as folder:
@@ -219,21 +223,43 @@ def main() -> int:
         return 1
     total, summed = found.total, found.accepted + found.idle
     if given.noise:
-        print(f"of it, noise         {devices.drawing / given.devices:.2f} s of a device's CPU")
         total = SECURE.centred(found.total - devices.noise) * SECURE.step
     error = float(np.abs(total - devices.total).max())
-    right = error < update_error(summed, 1.0) + 1e-4  # the total is kept in float32
-    print(
-        f"in the sum           {summed} of {given.devices} devices, {devices.total.size} weights each"
+    bound = update_error(summed, 1.0) + 1e-4  # the total is kept in float32
+    right = error < bound and summed == given.devices - len(lost)
+    cost = {
+        "devices": given.devices,
+        "in_the_sum": summed,
+        "weights": devices.total.size,
+        "sent_bytes": devices.sent,
+        "server_seconds": round(seconds, 2),
+        "device_seconds": round(devices.seconds / given.devices, 6),
+        "of_it_noise_seconds": round(devices.drawing / given.devices, 6),
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "error": error,
+        "right": right,
+    }
+    for line in in_words(cost):
+        print(line)
+    if given.out is not None:
+        kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+        kept["devices' noise" if given.noise else "no noise of devices"] = cost
+        given.out.write_text(json.dumps(kept, indent=1) + "\n")
+    return 0 if right else 1
+
+
+def in_words(cost: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"in the sum           {cost['in_the_sum']} of {cost['devices']} devices,"
+        f" {cost['weights']} weights each"
     )
-    print(f"sent by a device     {devices.sent / 1e6:.2f} MB in its masked vector")
-    print(f"server's CPU         {seconds:.1f} s")
-    print(f"a device's CPU       {devices.seconds / given.devices:.2f} s")
-    print(
-        f"memory at most       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB, both sides"
-    )
-    print(f"{'yes' if right else 'no '}  the sum is right: within {error:.1e}")
-    return 0 if right and summed == given.devices - len(lost) else 1
+    yield f"sent by a device     {cost['sent_bytes'] / 1e6:.2f} MB in its masked vector"
+    yield f"server's CPU         {cost['server_seconds']:.1f} s"
+    yield f"a device's CPU       {cost['device_seconds']:.2f} s"
+    if cost["of_it_noise_seconds"]:
+        yield f"of it, noise         {cost['of_it_noise_seconds']:.2f} s"
+    yield f"memory at most       {cost['memory_mb']} MB, both sides"
+    yield f"{'yes' if cost['right'] else 'no '}  the sum is right: within {cost['error']:.1e}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from fedbandit.deploy.server.deployment import Rules
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md")])
+TESTS = sorted(ROOT.glob("tests/**/test_*.py"))
 LANGUAGES = ("python", "console", "toml", "text")
 MOST_NOT_RUN = 24  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
 
@@ -118,6 +119,27 @@ def test_pages_hold_together(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name}: {target} is not there"
+
+
+@pytest.mark.parametrize("name", ["privacy.md", "deployment.md", "reliability.md"])
+def test_every_test_that_a_page_names_exists(name):
+    """As `folder/test_file.py::test_name`, what follows as `::test_name` being in the same file.
+
+    A name alone may be in any file, and a file's name in any folder.
+    """
+    files = {str(path.relative_to(ROOT / "tests")): path for path in TESTS}
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    named = re.findall(r"`(?:tests/)?((?:[\w-]+/)*test_\w+\.py)?(::)?(test_\w+)?`", text)
+    file = ""
+    for path, inside, test in named:
+        if path:
+            (file, *_) = [one for one in files if f"/{one}".endswith(f"/{path}")] or [path]
+            assert file in files, path
+        if test:
+            within = [files[file]] if inside else TESTS
+            defined = [one for one in within if f"def {test}(" in one.read_text(encoding="utf-8")]
+            assert defined, f"{file if inside else ''}::{test}"
+    assert len([path for path, _, test in named if path or test]) > 20
 
 
 def test_few_blocks_are_left_out():

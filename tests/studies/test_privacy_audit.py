@@ -1,8 +1,6 @@
 """The audit: its tests are exact, every broken promise is found, right rounds pass, and it knows its own power."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from fedbandit.studies import privacy_audit
 from fedbandit.studies.audited_rounds import AuditedRun, audited_run
 from fedbandit.studies.privacy_audit import LEVEL, SHORT, audit, audit_case, default_cases
 
-COUNTS = Path(__file__).parents[2] / "scripts" / "results" / "audit_counts.json"
 CASES = default_cases()
 EACH = [(name, target) for name, one in VIOLATIONS.items() for target in one.targets]
 BLAMED = {
@@ -140,15 +137,3 @@ def test_a_plan_for_more_clients_than_can_be_planted_is_refused():
     many = audit_case(10**6, 64, 4, privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0})
     with pytest.raises(ConfigError, match="2000 at most"):
         audit({"": many}, ["simulation"])
-
-
-def test_the_committed_counts_hold():
-    """Every violation in at least 95% of its audits; false alarms as rare as the level says."""
-    counts = json.loads(COUNTS.read_text(encoding="utf-8"))
-    for name, kept in counts.items():
-        right = name.startswith("right rounds")
-        allowed = 4 if kept["audits"] > 100 else 1  # of a thousand at 0.001: 5 or more in 0.4%
-        assert (
-            (kept["violated"] < allowed) if right else (kept["violated"] >= 0.95 * kept["audits"])
-        )
-    assert {f"{name} ({target})" for name, target in EACH} <= set(counts)

@@ -309,15 +309,25 @@ def test_what_a_device_keeps_survives_as_json_and_forgets_its_secrets():
         assert before[secret] not in left
 
 
-def test_the_script_that_measures_the_cost_sums_rightly(monkeypatch, capsys, caplog):
+@pytest.mark.parametrize("noise", [[], ["--noise"]])
+def test_the_script_that_measures_the_cost_sums_rightly(
+    monkeypatch, capsys, caplog, tmp_path, noise
+):
     caplog.set_level(logging.ERROR, "fedbandit")  # as the script does; undone after the test
     script = Path(__file__).parents[3] / "scripts" / "secure_sum_cost.py"
-    monkeypatch.setattr(
-        sys, "argv", [str(script), "--devices", "12", "--weights", "200", "--lost", "0.2"]
-    )
+    kept = tmp_path / "cost.json"
+    kept.write_text('{"other": 1}')
+    given = ["--devices", "12", "--weights", "200", "--lost", "0.17", "--out", str(kept), *noise]
+    monkeypatch.setattr(sys, "argv", [str(script), *given])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out
     assert ended.value.code == 0, said
     assert "in the sum           10 of 12 devices, 200 weights each" in said
     assert "yes  the sum is right" in said
+    assert ("of it, noise" in said) == bool(noise)
+    rows = json.loads(kept.read_text())
+    assert rows.pop("other") == 1
+    (cost,) = rows.values()
+    assert (cost["in_the_sum"], cost["right"]) == (10, True)
+    assert (cost["of_it_noise_seconds"] > 0) == bool(noise)

@@ -32,7 +32,7 @@ def test_the_stream_of_noised_figures_does_not_either(tmp_path, mechanism):
     memory, recovered, grid = {}, 0, 0
     for number in range(1, 101):
         noise = RoundNoise(plan, number, memory, deployment.noise)
-        noise.weights.update(number, np.zeros(1))
+        noise.weights.update(number, np.zeros(1, np.float32))
         true = int(rng.integers(0, 901))
         noised = noise.figures(np.full(3, true), bounds)
         unit = noised.deviations[0] / np.sqrt(plan.noise_variances[0, number - 1])
