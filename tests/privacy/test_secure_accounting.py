@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, rdp
 
-from fedbandit.privacy.accounting import Ledger, Redraws, redraw_chance
+from fedbandit.privacy.accounting import Ledger, Redraws
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import in_one_line, summary
 
@@ -22,7 +22,7 @@ REACH = 60  # of the noise below, in whole numbers: what lies beyond is less tha
 def test_the_price_of_redraws_over_a_whole_run(dropped, charged):
     """64 of 342,477 on average in 1,600 rounds, with 20 needed in each sum."""
     survives = 64 / 342_477 * (1 - dropped)
-    found = 1600 * redraw_chance(20, 342_476, survives, survives)
+    found = 1600 * Redraws(20, 342_477).chance(survives)
     assert found == pytest.approx(charged, rel=0.06)
 
 
@@ -92,7 +92,7 @@ def test_redraws_cost_no_more_than_is_charged(others, survive, own, chance, need
         noise_at(0),
     )  # no redraws: Poisson sampling
     worst = min(survive)  # the formula is for devices that are alike; fewer survivors cost more
-    eta = redraw_chance(needed, len(others), worst, chance)
+    eta = Redraws(needed, len(others) + 1).chance(worst, chance)
     for epsilon in np.linspace(0, 6, 25):
         stated = delta_at(epsilon, sampled, plain, rounds)
         assert delta_at(epsilon, with_it, without, rounds) <= stated + rounds * eta + 1e-12

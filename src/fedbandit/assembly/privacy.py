@@ -16,7 +16,7 @@ from fedbandit.assembly.parts import (
     pretraining_cohort,
 )
 from fedbandit.config import Config, PrivacyConfig
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.federated.cohorts import Sampling
 from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, Redraws, least_noise
@@ -99,34 +99,45 @@ def build_ledger(
     if chosen.mechanism == "none":
         _refuse_settings_without_mechanism(chosen)
         return None
-    for key in () if deployed else _OF_DEPLOYMENTS:
-        if getattr(chosen, key) is not None:
-            raise ConfigError(
-                f"privacy.{key}: is for deployments; the figures of a simulation have no noise"
-            )
-    if deployed and chosen.sampling == "cyclic-poisson":
-        raise ConfigError(
-            "privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns"
-        )
+    given = () if deployed else [key for key in _OF_DEPLOYMENTS if getattr(chosen, key) is not None]
+    tolerated = chosen.dropout is not None or chosen.colluders is not None
+    refuse(
+        *(
+            (True, f"privacy.{key}: is for deployments; the figures of a simulation have no noise")
+            for key in given
+        ),
+        (
+            deployed and chosen.sampling == "cyclic-poisson",
+            "privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take"
+            " turns",
+        ),
+        (
+            tolerated and chosen.noise != "devices",
+            'privacy.dropout: with privacy.colluders it is for noise = "devices"',
+        ),
+        error=ConfigError,
+    )
     if chosen.noise == "devices":
         _check_device_noise(config, deployed, secure)
-    elif chosen.dropout is not None or chosen.colluders is not None:
-        raise ConfigError('privacy.dropout: with privacy.colluders it is for noise = "devices"')
     if chosen.mechanism == "best":
         return _best(config, population, pretrained, deployed, secure)
-    if not config.clipping.enabled:
-        raise ConfigError(
-            "clipping.enabled: a private run needs a clip norm, or the noise has no measure"
-        )
-    if pretrained and chosen.pretraining is None:
-        raise ConfigError(
-            f'privacy.pretraining: scenario {config.scenario} trains on clients first; say "public" if their data is'
-            ' public, or "accounted" to train them privately and pay for it'
-        )
-    if chosen.noise_multiplier is None and chosen.epsilon is None:
-        raise ConfigError(
-            "privacy.noise_multiplier: missing; give it, or a budget in privacy.epsilon"
-        )
+    refuse(
+        (
+            not config.clipping.enabled,
+            "clipping.enabled: a private run needs a clip norm, or the noise has no measure",
+        ),
+        (
+            pretrained and chosen.pretraining is None,
+            f"privacy.pretraining: scenario {config.scenario} trains on clients first; say"
+            ' "public" if their data is public, or "accounted" to train them privately and pay for'
+            " it",
+        ),
+        (
+            chosen.noise_multiplier is None and chosen.epsilon is None,
+            "privacy.noise_multiplier: missing; give it, or a budget in privacy.epsilon",
+        ),
+        error=ConfigError,
+    )
     try:
         plan = _plan(config, population)
         before = (
@@ -137,8 +148,8 @@ def build_ledger(
         public = pretrained and chosen.pretraining == "public"
         ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public, chosen.noise)
         if chosen.noise == "devices":
-            given = chosen.model_dump(include={"dropout", "colluders"}, exclude_none=True)
-            tolerance = DeviceNoise(**given)
+            stated = chosen.model_dump(include={"dropout", "colluders"}, exclude_none=True)
+            tolerance = DeviceNoise(**stated)
             tolerance.honest(config.clients_per_round)  # refuses a cohort that leaves none
             ledger = replace(ledger, discrete=True, tolerance=tolerance)
         if secure is not None:
@@ -286,20 +297,22 @@ def _plan(config: Config, population: int) -> PrivacyPlan:
 
 def _strategy(config: Config, separation: int) -> Strategy:
     chosen = config.privacy
-    if chosen.bands is not None and chosen.mechanism != "banded-mf":
-        raise ConfigError("privacy.bands: applies only to banded-mf")
-    if chosen.buffers is not None and chosen.mechanism != "blt":
-        raise ConfigError("privacy.buffers: applies only to blt")
+    banded, buffered = chosen.mechanism == "banded-mf", chosen.mechanism == "blt"
+    refuse(
+        (chosen.bands is not None and not banded, "privacy.bands: applies only to banded-mf"),
+        (chosen.buffers is not None and not buffered, "privacy.buffers: applies only to blt"),
+        error=ConfigError,
+    )
     period = min(
         config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds
     )
     if chosen.mechanism == "dp-ftrl":
         return Tree()
-    if chosen.mechanism == "banded-mf":
+    if banded:
         return best_banded(
             period, chosen.bands or min(separation, DEFAULT_BANDS), server_momentum(config)
         )
-    if chosen.mechanism == "blt":
+    if buffered:
         return best_blt(
             period,
             min(separation, period),
@@ -330,22 +343,31 @@ def _pretraining_plan(config: Config, plan: PrivacyPlan) -> PrivacyPlan:
 def _check_device_noise(config: Config, deployed: bool, secure: Redraws | None) -> None:
     """Refuse what devices' own noise does not cover: a server would see it exactly."""
     chosen, kept = config.privacy, 'with noise = "devices"'
-    if chosen.mechanism not in ("dp-fedavg", "best"):
-        raise ConfigError(
-            f"privacy.mechanism: {kept} noise is independent, as that of dp-fedavg: correlated noise"
-            " would need a memory that no device may have alone"
-        )
-    if deployed and secure is None:
-        raise ConfigError(
-            f"deployment.secure_aggregation: missing; {kept} the server must see sums alone"
-        )
-    if config.clipping.norm is None:
-        raise ConfigError(f"clipping.norm: missing; {kept} nobody counts unclipped devices")
-    for key in ("figures_share", "gate_share"):
-        if getattr(chosen, key) is not None:
-            raise ConfigError(f"privacy.{key}: {kept} devices send their update and nothing else")
-    if chosen.accountant == "pld":
-        raise ConfigError("privacy.accountant: pld does not know discrete noise; use rdp")
+    shares = [key for key in ("figures_share", "gate_share") if getattr(chosen, key) is not None]
+    refuse(
+        (
+            chosen.mechanism not in ("dp-fedavg", "best"),
+            f"privacy.mechanism: {kept} noise is independent, as that of dp-fedavg: correlated"
+            " noise would need a memory that no device may have alone",
+        ),
+        (
+            deployed and secure is None,
+            f"deployment.secure_aggregation: missing; {kept} the server must see sums alone",
+        ),
+        (
+            config.clipping.norm is None,
+            f"clipping.norm: missing; {kept} nobody counts unclipped devices",
+        ),
+        *(
+            (True, f"privacy.{key}: {kept} devices send their update and nothing else")
+            for key in shares
+        ),
+        (
+            chosen.accountant == "pld",
+            "privacy.accountant: pld does not know discrete noise; use rdp",
+        ),
+        error=ConfigError,
+    )
 
 
 def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
@@ -397,12 +419,19 @@ def _calibrated(ledger: Ledger, target: float) -> float:
 
 def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
     refused = ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining", *_OF_DEPLOYMENTS)
-    for key in (*refused, "restart_at_deployments", "noise"):
-        if getattr(chosen, key) != getattr(PrivacyConfig(), key):
-            raise ConfigError(f'privacy.{key}: set, but privacy.mechanism is "none"')
-    if chosen.sampling == "cyclic-poisson":
-        raise ConfigError(
-            'privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is "none"'
-        )
-    if chosen.separation is not None and chosen.sampling != "min-separation":
-        raise ConfigError('privacy.separation: set, but privacy.sampling is not "min-separation"')
+    default = PrivacyConfig()
+    keys = (*refused, "restart_at_deployments", "noise")
+    changed = [key for key in keys if getattr(chosen, key) != getattr(default, key)]
+    refuse(
+        *((True, f'privacy.{key}: set, but privacy.mechanism is "none"') for key in changed),
+        (
+            chosen.sampling == "cyclic-poisson",
+            "privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is"
+            ' "none"',
+        ),
+        (
+            chosen.separation is not None and chosen.sampling != "min-separation",
+            'privacy.separation: set, but privacy.sampling is not "min-separation"',
+        ),
+        error=ConfigError,
+    )

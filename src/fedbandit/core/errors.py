@@ -123,3 +123,16 @@ def needing(what: str) -> Iterator[None]:
         if extra == "torch":
             command = f"{command} (without a GPU, first: {CPU_TORCH})"
         raise MissingExtra(f"{what} needs fedbandit[{extra}]: {command}") from None
+
+
+def refuse(*checks: tuple[object, str], error: type[Exception] = ValueError) -> None:
+    """Raise the first problem whose check is true: each is a pair of a check and a message.
+
+    Examples:
+        >>> refuse((False, "rounds: must be positive"), (2 > 1, "delta: must lie below 1"))
+        Traceback (most recent call last):
+        ValueError: delta: must lie below 1
+    """
+    for wrong, problem in checks:
+        if wrong:
+            raise error(problem)

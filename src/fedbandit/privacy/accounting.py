@@ -27,7 +27,7 @@ _WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # the whole ones of the ac
 
 def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> float:
     """Epsilon of an event; infinite where there is no noise."""
-    from dp_accounting import dp_event, pld, rdp
+    from dp_accounting import dp_event, get_epsilon_gaussian, pld, rdp
 
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
@@ -36,8 +36,6 @@ def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> floa
     if accountant == "rdp" or hopeless(by_rdp):
         return float(by_rdp)
     if isinstance(event, dp_event.GaussianDpEvent):
-        from dp_accounting import get_epsilon_gaussian
-
         return float(get_epsilon_gaussian(event.noise_multiplier, delta))  # exact, and at once
     return float(
         pld.PLDAccountant(value_discretization_interval=_INTERVAL).compose(event).get_epsilon(delta)
@@ -63,25 +61,24 @@ class Redraws:
     needed: int  # devices in a sum
     connected: int  # devices, at least, that would be in the sum if they were drawn
 
-    def chance(self, probability: float) -> float:
-        """How likely a released round was only released because of one device, at most: `redraw_chance` of the plan.
+    def chance(self, probability: float, own: float | None = None) -> float:
+        """How likely a released round was only released because of one device, at most.
 
-        That device never drops out itself, and the others' connections are fixed before the draw: then nothing is
-        assumed of how drop-outs depend on each other.
+        eta = own · P(|S'| = needed - 1) / P(|S| >= needed) for survivors S' among the others, each
+        in a sum with `probability`, and S with that device, which is in it with `own` (None: the
+        same). It never drops out itself, and the others' connections are fixed before the draw:
+        then nothing is assumed of how drop-outs depend on each other.
+
+        Examples:
+            >>> f"{1600 * Redraws(needed=20, connected=342_477).chance(64 / 342_477):.0e}"
+            '8e-12'
         """
-        return redraw_chance(self.needed, self.connected - 1, probability, probability)
+        from scipy.stats import binom
 
-
-def redraw_chance(needed: int, others: int, probability: float, own: float) -> float:
-    """eta = own · P(|S'| = needed - 1) / P(|S| >= needed) for survivors S' among `others`, and S with one device more.
-
-    The others are in a sum with `probability` each, that device with `own`.
-    """
-    from scipy.stats import binom
-
-    decisive = own * float(binom.pmf(needed - 1, others, probability))
-    released = decisive + float(binom.sf(needed - 1, others, probability))
-    return decisive / released if released > 0 else 1.0
+        others, own = self.connected - 1, probability if own is None else own
+        decisive = own * float(binom.pmf(self.needed - 1, others, probability))
+        released = decisive + float(binom.sf(self.needed - 1, others, probability))
+        return decisive / released if released > 0 else 1.0
 
 
 @dataclass(frozen=True)

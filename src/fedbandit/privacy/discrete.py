@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedbandit.core.errors import refuse
+
 _REACH = (
     13  # deviations: beyond lies less than 2·exp(-13²/2) < 2⁻¹²⁰, all that a draw can be wrong by
 )
@@ -104,10 +106,8 @@ def _exactly(
 
 @lru_cache(maxsize=8)
 def _envelope(deviation: float) -> _Envelope:
-    if not 0 < deviation < _LARGEST:
-        raise ValueError(
-            f"deviation: must lie above 0 and below 2^48 steps of the grid, not {deviation}"
-        )
+    problem = f"deviation: must lie above 0 and below 2^48 steps of the grid, not {deviation}"
+    refuse((not 0 < deviation < _LARGEST, problem))
     width = 2 ** max(0, math.floor(math.log2(deviation / 8)))
     blocks = math.ceil(_REACH * deviation / width) + 1
     starts = np.arange(blocks) * float(width)
@@ -142,12 +142,12 @@ class DeviceNoise:
     colluders: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: from 0 to below 1, not {self.dropout}")
-        if not 0 <= self.colluders < 1 / 3:
-            raise ValueError(f"colluders: from 0 to below a third, not {self.colluders}")
-        if not self.dropout + self.colluders < 1:
-            raise ValueError("dropout: with colluders it must leave some honest devices")
+        lost, lying = self.dropout, self.colluders
+        refuse(
+            (not 0 <= lost < 1, f"dropout: from 0 to below 1, not {lost}"),
+            (not 0 <= lying < 1 / 3, f"colluders: from 0 to below a third, not {lying}"),
+            (not lost + lying < 1, "dropout: with colluders it must leave some honest devices"),
+        )
 
     def survivors(self, cohort: int) -> int:
         """The devices that must be in a sum, or it is not unmasked."""
@@ -156,8 +156,7 @@ class DeviceNoise:
     def honest(self, cohort: int) -> int:
         """Those of them, at least, whose noise the server does not know."""
         found = self.survivors(cohort) - math.floor(self.colluders * cohort + 1e-9)
-        if found < 1:
-            raise ValueError(f"clients_per_round: {cohort} devices leave no honest one")
+        refuse((found < 1, f"clients_per_round: {cohort} devices leave no honest one"))
         return found
 
     def share(self, cohort: int, multiplier: float) -> float:

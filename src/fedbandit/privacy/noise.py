@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import FedbanditError
+from fedbandit.core.errors import FedbanditError, refuse
 from fedbandit.core.randomness import Purpose, Secret, generator
 from fedbandit.federated.server import PlainMean
 from fedbandit.privacy.accounting import Ledger
@@ -99,12 +99,15 @@ class GridNoise:
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
         """Noise for the round's sum of updates, int64 shaped as `like`."""
         first = number == self.done + 1 or self._strategy.since(number) == number
-        if number <= self.done or not first:
-            raise DrawnOnce(
+        refuse(
+            (
+                number <= self.done or not first,
                 f"noise for round {number} asked for after round {self.done}: it can be drawn only"
                 " once, and noise that is correlated cannot be resumed without its memory; start"
-                " anew"
-            )
+                " anew",
+            ),
+            error=DrawnOnce,
+        )
         noise, self._memory = self._strategy.step(number, self._fresh(number, like), self._memory)
         self.done = number
         return np.asarray(np.rint(noise), np.int64)

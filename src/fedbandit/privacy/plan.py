@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.core.errors import refuse
 from fedbandit.core.randomness import Secret
 from fedbandit.federated.cohorts import Cohorts, Sampling, sampled_cohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
@@ -53,61 +54,84 @@ class PrivacyPlan:
     )  # what `population` counts
 
     def __post_init__(self) -> None:
-        independent = isinstance(self.strategy, Independent)
-        for name in ("population", "clients_per_round", "rounds", "separation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
-        if self.clients_per_round > self.population:
-            raise ValueError(
-                f"clients_per_round: {self.clients_per_round} of {self.population} clients"
-            )
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(
-                f"noise_multiplier: must be finite and not negative, not {self.noise_multiplier}"
-            )
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta: must lie between 0 and 1, not {self.delta}")
-        if not math.isfinite(self.clipping.initial):
-            raise ValueError("clipping: without a clip norm there is nothing for the noise to hide")
+        independent, z = isinstance(self.strategy, Independent), self.noise_multiplier
+        counts = {
+            name: getattr(self, name)
+            for name in ("population", "clients_per_round", "rounds", "separation")
+        }
+        refuse(
+            *((n < 1, f"{name}: must be at least 1, not {n}") for name, n in counts.items()),
+            (
+                self.clients_per_round > self.population,
+                f"clients_per_round: {self.clients_per_round} of {self.population} clients",
+            ),
+            (
+                not (z >= 0 and math.isfinite(z)),
+                f"noise_multiplier: must be finite and not negative, not {z}",
+            ),
+            (not 0 < self.delta < 1, f"delta: must lie between 0 and 1, not {self.delta}"),
+            (
+                not math.isfinite(self.clipping.initial),
+                "clipping: without a clip norm there is nothing for the noise to hide",
+            ),
+        )
         self._check_sampling(independent)
-        if self.adaptive and not independent:
-            raise ValueError("clipping: correlated noise needs a fixed norm (set clipping.norm)")
-        if min(self.figures_share, self.gate_share) < 0 or not self.weights_share > 0:
-            raise ValueError(
-                "figures_share: with gate_share it must leave something of the budget for the model"
-            )
+        refuse(
+            (
+                self.adaptive and not independent,
+                "clipping: correlated noise needs a fixed norm (set clipping.norm)",
+            ),
+            (
+                min(self.figures_share, self.gate_share) < 0 or not self.weights_share > 0,
+                "figures_share: with gate_share it must leave something of the budget for the model",
+            ),
+        )
         most = 2 * self.count_deviation * math.sqrt(self.weights_share)
-        if self.adaptive and self.noise_multiplier >= most:
-            raise ValueError(
-                f"noise_multiplier: {self.noise_multiplier:g} is not below {most:g}, the noise of"
-                " the count that moves the clip norm; use more clients a round or a fixed clipping.norm"
+        refuse(
+            (
+                self.adaptive and z >= most,
+                f"noise_multiplier: {z:g} is not below {most:g}, the noise of the count that moves"
+                " the clip norm; use more clients a round or a fixed clipping.norm",
             )
+        )
 
     def _check_sampling(self, independent: bool) -> None:
+        """Refuse sampling that this strategy, or this population, cannot have."""
         inner = self.strategy.strategy if isinstance(self.strategy, Restarted) else self.strategy
-        if self.sampling == "poisson" and not independent:
-            raise ValueError("sampling: poisson claims amplification, which correlated noise does not have for clients"
-                             " that may come in any round; use min-separation, fixed, or cyclic-poisson with banded"
-                             " noise")  # fmt: skip
-        if self.sampling == "cyclic-poisson" and not isinstance(inner, Banded):
-            raise ValueError("sampling: cyclic-poisson amplifies noise whose correlation ends before a client's next"
-                             f" turn, which is that of banded-mf and not of {mechanism_name(inner)}")  # fmt: skip
-        if self.sampling not in ("min-separation", "cyclic-poisson") and self.separation != 1:
-            raise ValueError(
-                f"separation: {self.separation} rounds are not kept by {self.sampling} sampling"
-            )
-        if self.separation * self.clients_per_round > self.population:
-            raise ValueError(
-                f"separation: {self.separation} blocks of at least {self.clients_per_round} clients need more than the"
-                f" {self.population} there are; at most {self.population // self.clients_per_round}"
-            )
-        if isinstance(inner, Banded) and inner.bands > max(1, self.separation):
-            raise ValueError(
-                f"bands: {inner.bands}, more than the {self.separation} rounds between two participations"
-            )
-        if isinstance(inner, Blt) and not never_rises(inner.coefficients(self.rounds)):
-            raise ValueError("strategy: the worst client of a blt is known only where its coefficients are not negative"
-                             " and never rise")  # fmt: skip
+        bands = inner.bands if isinstance(inner, Banded) else 1
+        rising = isinstance(inner, Blt) and not never_rises(inner.coefficients(self.rounds))
+        refuse(
+            (
+                self.sampling == "poisson" and not independent,
+                "sampling: poisson claims amplification, which correlated noise does not have for"
+                " clients that may come in any round; use min-separation, fixed, or cyclic-poisson"
+                " with banded noise",
+            ),
+            (
+                self.sampling == "cyclic-poisson" and not isinstance(inner, Banded),
+                "sampling: cyclic-poisson amplifies noise whose correlation ends before a client's"
+                f" next turn, which is that of banded-mf and not of {mechanism_name(inner)}",
+            ),
+            (
+                self.sampling not in ("min-separation", "cyclic-poisson") and self.separation != 1,
+                f"separation: {self.separation} rounds are not kept by {self.sampling} sampling",
+            ),
+            (
+                self.separation * self.clients_per_round > self.population,
+                f"separation: {self.separation} blocks of at least {self.clients_per_round} clients"
+                f" need more than the {self.population} there are; at most"
+                f" {self.population // self.clients_per_round}",
+            ),
+            (
+                bands > max(1, self.separation),
+                f"bands: {bands}, more than the {self.separation} rounds between two participations",
+            ),
+            (
+                rising,
+                "strategy: the worst client of a blt is known only where its coefficients are not"
+                " negative and never rise",
+            ),
+        )
 
     @property
     def adaptive(self) -> bool:
@@ -183,8 +207,7 @@ class PrivacyPlan:
         import dp_accounting
 
         rounds = self.rounds if rounds is None else rounds
-        if not 0 <= rounds <= self.rounds:
-            raise ValueError(f"rounds: {rounds} of a plan for {self.rounds}")
+        refuse((not 0 <= rounds <= self.rounds, f"rounds: {rounds} of a plan for {self.rounds}"))
         if rounds == 0:
             return dp_accounting.NoOpDpEvent()
         if self.noise_multiplier == 0:
@@ -199,8 +222,6 @@ class PrivacyPlan:
 
     def cohorts(self, pool: range, seed: int | Secret) -> Cohorts:
         """The sampler that does what the accounting says, over clients `pool`."""
-        if len(pool) != self.population:
-            raise ValueError(
-                f"population: the plan is for {self.population} clients, not {len(pool)}"
-            )
+        problem = f"population: the plan is for {self.population} clients, not {len(pool)}"
+        refuse((len(pool) != self.population, problem))
         return sampled_cohorts(self.sampling, pool, self.clients_per_round, self.separation, seed)

@@ -120,8 +120,7 @@ def summary(
         if deployed
         else _COVERS["seed" if ledger.source == "seed" else "system"],
     }
-    rho = plan.rho(rounds)
-    if rho is not None and ledger.pretraining is None:
+    if ledger.pretraining is None and (rho := plan.rho(rounds)) is not None:
         found["zcdp_rho"] = finite(rho)
     if ledger.reason is not None:
         found["chosen"] = ledger.reason

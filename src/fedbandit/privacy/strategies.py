@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedbandit.core.errors import refuse
+
 Memory = Mapping[int, np.ndarray]
 """What a strategy remembers of earlier rounds, by round or by buffer. As secret as the noise itself."""
 
@@ -77,8 +79,12 @@ class Banded(Strategy):
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.coefficients or not self.coefficients[0] > 0 or min(self.coefficients) < 0:
-            raise ValueError("coefficients must not be negative, and the first must be positive")
+        refuse(
+            (
+                not self.coefficients or not self.coefficients[0] > 0 or min(self.coefficients) < 0,
+                "coefficients must not be negative, and the first must be positive",
+            )
+        )
 
     @property
     def bands(self) -> int:
@@ -110,12 +116,16 @@ class Blt(Strategy):
     first: float = 1.0
 
     def __post_init__(self) -> None:
-        if len(self.decays) != len(self.scales) or not self.decays:
-            raise ValueError(
-                "decays and scales: one of each for every buffer, and at least one buffer"
-            )
-        if not (self.first > 0 and all(0 <= decay < 1 for decay in self.decays)):
-            raise ValueError("decays must lie between 0 and 1, and the first coefficient above 0")
+        refuse(
+            (
+                len(self.decays) != len(self.scales) or not self.decays,
+                "decays and scales: one of each for every buffer, and at least one buffer",
+            ),
+            (
+                not (self.first > 0 and all(0 <= decay < 1 for decay in self.decays)),
+                "decays must lie between 0 and 1, and the first coefficient above 0",
+            ),
+        )
 
     @property
     def buffers(self) -> int:
