@@ -115,7 +115,6 @@ def build_ledger(
             tolerated and chosen.noise != "devices",
             'privacy.dropout: with privacy.colluders it is for noise = "devices"',
         ),
-        error=ConfigError,
     )
     if chosen.noise == "devices":
         _check_device_noise(config, deployed, secure)
@@ -136,7 +135,6 @@ def build_ledger(
             chosen.noise_multiplier is None and chosen.epsilon is None,
             "privacy.noise_multiplier: missing; give it, or a budget in privacy.epsilon",
         ),
-        error=ConfigError,
     )
     try:
         plan = _plan(config, population)
@@ -301,7 +299,6 @@ def _strategy(config: Config, separation: int) -> Strategy:
     refuse(
         (chosen.bands is not None and not banded, "privacy.bands: applies only to banded-mf"),
         (chosen.buffers is not None and not buffered, "privacy.buffers: applies only to blt"),
-        error=ConfigError,
     )
     period = min(
         config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds
@@ -366,7 +363,6 @@ def _check_device_noise(config: Config, deployed: bool, secure: Redraws | None) 
             chosen.accountant == "pld",
             "privacy.accountant: pld does not know discrete noise; use rdp",
         ),
-        error=ConfigError,
     )
 
 
@@ -433,5 +429,4 @@ def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
             chosen.separation is not None and chosen.sampling != "min-separation",
             'privacy.separation: set, but privacy.sampling is not "min-separation"',
         ),
-        error=ConfigError,
     )

@@ -40,8 +40,8 @@ class ConfigError(FedbanditError):
     """
 
 
-def refuse(*checks: tuple[bool, str]) -> None:
-    """Raise a `ConfigError` with the message of the first check that holds; without one, do nothing.
+def refuse(*checks: tuple[bool, str], error: type[Exception] = ConfigError) -> None:
+    """Raise an error with the message of the first check that holds; without one, do nothing.
 
     Examples:
         >>> refuse((1 > 2, "rounds: too few"), (3 > 2, "seeds: too many"))
@@ -50,7 +50,7 @@ def refuse(*checks: tuple[bool, str]) -> None:
     """
     for wrong, message in checks:
         if wrong:
-            raise ConfigError(message)
+            raise error(message)
 
 
 class DataError(FedbanditError):
@@ -123,16 +123,3 @@ def needing(what: str) -> Iterator[None]:
         if extra == "torch":
             command = f"{command} (without a GPU, first: {CPU_TORCH})"
         raise MissingExtra(f"{what} needs fedbandit[{extra}]: {command}") from None
-
-
-def refuse(*checks: tuple[object, str], error: type[Exception] = ValueError) -> None:
-    """Raise the first problem whose check is true: each is a pair of a check and a message.
-
-    Examples:
-        >>> refuse((False, "rounds: must be positive"), (2 > 1, "delta: must lie below 1"))
-        Traceback (most recent call last):
-        ValueError: delta: must lie below 1
-    """
-    for wrong, problem in checks:
-        if wrong:
-            raise error(problem)

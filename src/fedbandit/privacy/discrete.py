@@ -107,7 +107,7 @@ def _exactly(
 @lru_cache(maxsize=8)
 def _envelope(deviation: float) -> _Envelope:
     problem = f"deviation: must lie above 0 and below 2^48 steps of the grid, not {deviation}"
-    refuse((not 0 < deviation < _LARGEST, problem))
+    refuse((not 0 < deviation < _LARGEST, problem), error=ValueError)
     width = 2 ** max(0, math.floor(math.log2(deviation / 8)))
     blocks = math.ceil(_REACH * deviation / width) + 1
     starts = np.arange(blocks) * float(width)
@@ -147,6 +147,7 @@ class DeviceNoise:
             (not 0 <= lost < 1, f"dropout: from 0 to below 1, not {lost}"),
             (not 0 <= lying < 1 / 3, f"colluders: from 0 to below a third, not {lying}"),
             (not lost + lying < 1, "dropout: with colluders it must leave some honest devices"),
+            error=ValueError,
         )
 
     def survivors(self, cohort: int) -> int:
@@ -156,7 +157,10 @@ class DeviceNoise:
     def honest(self, cohort: int) -> int:
         """Those of them, at least, whose noise the server does not know."""
         found = self.survivors(cohort) - math.floor(self.colluders * cohort + 1e-9)
-        refuse((found < 1, f"clients_per_round: {cohort} devices leave no honest one"))
+        refuse(
+            (found < 1, f"clients_per_round: {cohort} devices leave no honest one"),
+            error=ValueError,
+        )
         return found
 
     def share(self, cohort: int, multiplier: float) -> float:

@@ -74,6 +74,7 @@ class PrivacyPlan:
                 not math.isfinite(self.clipping.initial),
                 "clipping: without a clip norm there is nothing for the noise to hide",
             ),
+            error=ValueError,
         )
         self._check_sampling(independent)
         refuse(
@@ -85,6 +86,7 @@ class PrivacyPlan:
                 min(self.figures_share, self.gate_share) < 0 or not self.weights_share > 0,
                 "figures_share: with gate_share it must leave something of the budget for the model",
             ),
+            error=ValueError,
         )
         most = 2 * self.count_deviation * math.sqrt(self.weights_share)
         refuse(
@@ -92,7 +94,8 @@ class PrivacyPlan:
                 self.adaptive and z >= most,
                 f"noise_multiplier: {z:g} is not below {most:g}, the noise of the count that moves"
                 " the clip norm; use more clients a round or a fixed clipping.norm",
-            )
+            ),
+            error=ValueError,
         )
 
     def _check_sampling(self, independent: bool) -> None:
@@ -131,6 +134,7 @@ class PrivacyPlan:
                 "strategy: the worst client of a blt is known only where its coefficients are not"
                 " negative and never rise",
             ),
+            error=ValueError,
         )
 
     @property
@@ -207,7 +211,10 @@ class PrivacyPlan:
         import dp_accounting
 
         rounds = self.rounds if rounds is None else rounds
-        refuse((not 0 <= rounds <= self.rounds, f"rounds: {rounds} of a plan for {self.rounds}"))
+        refuse(
+            (not 0 <= rounds <= self.rounds, f"rounds: {rounds} of a plan for {self.rounds}"),
+            error=ValueError,
+        )
         if rounds == 0:
             return dp_accounting.NoOpDpEvent()
         if self.noise_multiplier == 0:
@@ -223,5 +230,5 @@ class PrivacyPlan:
     def cohorts(self, pool: range, seed: int | Secret) -> Cohorts:
         """The sampler that does what the accounting says, over clients `pool`."""
         problem = f"population: the plan is for {self.population} clients, not {len(pool)}"
-        refuse((len(pool) != self.population, problem))
+        refuse((len(pool) != self.population, problem), error=ValueError)
         return sampled_cohorts(self.sampling, pool, self.clients_per_round, self.separation, seed)

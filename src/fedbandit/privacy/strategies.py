@@ -83,7 +83,8 @@ class Banded(Strategy):
             (
                 not self.coefficients or not self.coefficients[0] > 0 or min(self.coefficients) < 0,
                 "coefficients must not be negative, and the first must be positive",
-            )
+            ),
+            error=ValueError,
         )
 
     @property
@@ -125,6 +126,7 @@ class Blt(Strategy):
                 not (self.first > 0 and all(0 <= decay < 1 for decay in self.decays)),
                 "decays must lie between 0 and 1, and the first coefficient above 0",
             ),
+            error=ValueError,
         )
 
     @property
