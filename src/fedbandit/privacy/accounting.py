@@ -62,7 +62,7 @@ class Redraws:
     connected: int  # devices, at least, that would be in the sum if they were drawn
 
     def chance(self, probability: float, own: float | None = None) -> float:
-        """How likely a released round was only released because of one device, at most.
+        """Probability, at most, that a released round was only released because of one device.
 
         eta = own · P(|S'| = needed - 1) / P(|S| >= needed) for survivors S' among the others, each
         in a sum with `probability`, and S with that device, which is in it with `own` (None: the
@@ -83,7 +83,16 @@ class Redraws:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a run spends, round by round: its plan, and that of a pre-training that is accounted for."""
+    """Privacy spent round by round: by a plan, and by that of a pre-training that is accounted for.
+
+    Examples:
+        >>> plan = PrivacyPlan(
+        ...     population=100_000, clients_per_round=500, rounds=400, noise_multiplier=1.0
+        ... )
+        >>> ledger = Ledger(plan, budget=1.25)
+        >>> f"{ledger.epsilon(400):.2f} after 400 rounds; {ledger.last_round} are paid for"
+        '1.29 after 400 rounds; 285 are paid for'
+    """
 
     plan: PrivacyPlan
     pretraining: PrivacyPlan | None = None
@@ -97,7 +106,7 @@ class Ledger:
     tolerance: DeviceNoise | None = None  # of noise that devices add themselves
 
     def events(self, rounds: int) -> list[Any]:
-        """What the first `rounds` rounds release of each group of clients: one event a group.
+        """The releases of the first `rounds` rounds: one event for each group of clients.
 
         The initial clients take no part in the bandit phase, and who is one is fixed by a public list: the ids of the
         data set's first clients as they were when it was made. Removing a user leaves a gap in the list and moves
@@ -132,7 +141,7 @@ class Ledger:
 
     @cached_property
     def redraw_chance(self) -> float:
-        """What drawing a round anew costs: so much delta in a round, and -log(1 - this) of epsilon."""
+        """The cost of redraws: so much delta in a round, and -log(1 - this) of epsilon."""
         return 0.0 if self.redraws is None else self.redraws.chance(self.plan.probability)
 
     def tight_epsilon(self, rounds: int) -> float:

@@ -125,7 +125,7 @@ def _envelope(deviation: float) -> _Envelope:
 
 @dataclass(frozen=True)
 class DeviceNoise:
-    """How much goes wrong in a round at most while its noise is still that of the plan.
+    """Tolerance of devices' own noise: what may go wrong while it is still that of the plan.
 
     Of a cohort that has exchanged keys, a part may drop out before its vector is in the sum, and a
     part may work with the server and tell it their own noise.
@@ -168,7 +168,7 @@ class DeviceNoise:
         return multiplier / math.sqrt(self.honest(cohort))
 
     def excess(self, cohort: int) -> float:
-        """How much more noise there is if nobody drops out: what tolerance costs."""
+        """Factor of the noise if nobody drops out: the price of tolerance."""
         return math.sqrt(cohort / self.honest(cohort))
 
     def drawn(self, size: int, cohort: int, multiplier: float, step: float) -> np.ndarray:
@@ -177,7 +177,7 @@ class DeviceNoise:
 
 
 def sum_divergence(deviation: float, devices: int) -> float:
-    """How far a sum of discrete Gaussians is from one, as tau of Kairouz, Liu and Steinke (2021).
+    """Distance of a sum of discrete Gaussians from one: tau of Kairouz, Liu and Steinke (2021).
 
     With `deviation` steps each, their sum costs as much as noise of root(devices) times that, but
     for tau·root(numbers) beside the sensitivity over the noise (theorem 1 of arXiv 2102.06387).

@@ -285,7 +285,7 @@ class GridMean(PrivateMean):
         return values.astype(self.dtype)
 
     def _scale(self, values: np.ndarray, number: int, clip_norm: float) -> float:
-        """What makes a noisy sum that honest devices cannot come to as long as they could have made it.
+        """Factor that shortens a noisy sum which honest devices cannot come to, to what they could.
 
         From the plan alone: who took part must not decide how much the others count.
         """
@@ -314,7 +314,7 @@ class GridMean(PrivateMean):
 
 
 def most_devices(plan: PrivacyPlan) -> float:
-    """How many devices a round has at most; under Poisson sampling, but for one round in a billion."""
+    """The largest number of devices in a round; under Poisson sampling, but for one in a billion."""
     n = plan.clients_per_round
     return n + _RARE * math.sqrt(n) if plan.amplified else n
 

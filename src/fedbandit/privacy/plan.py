@@ -30,7 +30,17 @@ from fedbandit.privacy.strategies import (
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """What every private run, and every command about epsilon, is made from."""
+    """Who may take part when, clipping, noise and its cost: the one source of every private run.
+
+    Parts that do not fit together are refused with the name of the field.
+
+    Examples:
+        >>> plan = PrivacyPlan(
+        ...     population=1000, clients_per_round=50, rounds=40, noise_multiplier=2.0
+        ... )
+        >>> plan.amplified, plan.probability, plan.turns()
+        (True, 0.05, 40)
+    """
 
     population: int  # clients that may take part
     clients_per_round: int  # exactly (fixed, min-separation) or on average (poisson, cyclic-poisson); divides the sum
@@ -148,11 +158,11 @@ class PrivacyPlan:
 
     @property
     def probability(self) -> float:
-        """How likely a client takes part in a round that is one of its turns: any, or one in `separation`."""
+        """Probability that a client takes part in one of its turns: any round, or one in `separation`."""
         return self.clients_per_round * self.separation / self.population
 
     def turns(self, rounds: int | None = None) -> int:
-        """In how many of the first rounds (None: of all) a client can take part at most."""
+        """The rounds, at most, that a client takes part in of the first ones (None: of all)."""
         return -(-(self.rounds if rounds is None else rounds) // self.separation)
 
     @property

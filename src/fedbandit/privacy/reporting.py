@@ -48,7 +48,12 @@ def show(epsilon: float | None) -> str:
 
 
 def verdict(epsilon: float) -> str:
-    """What a guarantee of this size is worth."""
+    """The worth of a guarantee of this size, in words.
+
+    Examples:
+        >>> verdict(0.5), verdict(12.0)
+        ('a strong guarantee', 'a weak guarantee')
+    """
     if not math.isfinite(epsilon):
         return "no guarantee: there is no noise"
     if epsilon > MEANINGLESS:
@@ -59,7 +64,7 @@ def verdict(epsilon: float) -> str:
 
 
 def assumptions(plan: PrivacyPlan) -> dict[str, str]:
-    """What has to be true for the epsilon to hold."""
+    """Unit, adjacency and sampling: all that has to be true for the epsilon to hold."""
     n, everybody, rounds = plan.clients_per_round, plan.population, plan.rounds
     who = plan.unit
     adjacency = f"all updates of one {who} are replaced by nothing"
@@ -262,7 +267,7 @@ def in_one_line(found: Mapping[str, Any]) -> str:
 
 
 def sweep_cost(ledger: Ledger, runs: int) -> dict[str, Any]:
-    """What choosing among several runs on the same clients spends: all of them count, not only the winner."""
+    """Cost of choosing among several runs on the same clients: all count, not only the winner."""
     each = ledger.epsilon(ledger.last_round)
     everything = composed_epsilon(ledger, runs)
     return {

@@ -1,4 +1,4 @@
-"""How the noise of rounds is correlated (independent, tree, banded, buffered), with its sensitivity and error.
+"""Correlated noise of rounds (independent, tree, banded, buffered), with its sensitivity and error.
 
 Knows matrices only: C says in which rounds' noise a round's sum is hidden, C⁻¹ makes the noise.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from fedbandit.core.errors import refuse
 
 Memory = Mapping[int, np.ndarray]
-"""What a strategy remembers of earlier rounds, by round or by buffer. As secret as the noise itself."""
+"""Earlier rounds as a strategy remembers them, by round or by buffer. As secret as the noise itself."""
 
 
 class Strategy(ABC):
@@ -379,7 +379,7 @@ def _log_buffered_error(strategy: Blt, rounds: int, separation: int, momentum: f
 
 
 def _in_weights(noise: np.ndarray, momentum: float) -> np.ndarray:
-    """What rounds come to in the weights: their prefix sums, of a running mean where there is momentum."""
+    """Rounds as they add up in the weights: prefix sums, of a running mean where there is momentum."""
     from scipy.signal import lfilter
 
     summed: np.ndarray = np.cumsum(noise)
