@@ -82,7 +82,7 @@ class Actor:
     compiles: bool = True  # a device never does
 
     def predict(self, contexts: Contexts, personal: Personal | None = None) -> Prediction:
-        """What the model says about every action of every decision, each with its own weights."""
+        """The model's prediction for every action of every decision, each with its own weights."""
         if personal is None or not len(contexts):
             return self.predictor.predict(self.weights, contexts)
         shown, whole = contexts.candidates, None

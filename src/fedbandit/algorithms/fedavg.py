@@ -47,7 +47,7 @@ class FedAvg:
 
     @property
     def proximal(self) -> float:
-        """How strongly local training is drawn back to the received weights."""
+        """The strength that draws local training back to the received weights."""
         return 0.0
 
     def init(self, weights: np.ndarray) -> Vectors:

@@ -1,7 +1,7 @@
 """Personal parts: FedAvg for all, and beside it a bias or a last layer of each client's own.
 
-What is sent is FedAvg's update from the received weights. In addition a client trains the model from
-the received weights plus its own part, and keeps what that changes in its part: the split of FedPer
+FedAvg's update from the received weights is sent. In addition a client trains the model from the
+received weights plus its own part, and keeps what that changes in its part: the split of FedPer
 (Arivazhagan et al., 2019) and FedRep (Collins et al., 2021), as an offset to the deployed model, so
 that a client without a part acts with the deployed one, and all gain when that learns.
 
@@ -134,7 +134,7 @@ class PersonalPart(FedAvg):
     def _clients(
         self, learner: Learner, weights: np.ndarray, clients: Clients, usual: float
     ) -> Iterator[tuple[np.ndarray, Memories | None]]:
-        """Each client's new sums of gains, and what it will remember; `usual` is everybody's gain."""
+        """Each client's new sums of gains, and its next memory; `usual` is everybody's gain."""
         settings = replace(
             learner.settings, learning_rate=self.rate * learner.settings.learning_rate
         )
@@ -181,7 +181,7 @@ class PersonalPart(FedAvg):
 
 
 def gains(events: Events, deployed: Prediction, own: Prediction) -> np.ndarray:
-    """How much more the best actions by `own` earn at each event than those by `deployed`: [n].
+    """The gain at each event of the best actions by `own` over those by `deployed`: [n].
 
     The doubly robust estimate from what was logged, with the deployed scores as its model of
     rewards, and importance weights of at most 10.

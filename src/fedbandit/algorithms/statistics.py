@@ -197,7 +197,7 @@ class Statistics:
         return np.concatenate([part.reshape(-1) for part in parts]).astype(dtype)
 
     def restore(self, deployed: np.ndarray) -> Vectors:
-        """What the server keeps when it learns on from a deployed version: A and b of its θ."""
+        """The server's state when it learns on from a deployed version: A and b of its θ."""
         k, d = self._features.actions, self._features.size
         theta, root = (part.astype(np.float64) for part in np.split(deployed, [k * d])[:2])
         root = root[: k * d * d].reshape(k, d, d)
@@ -207,7 +207,7 @@ class Statistics:
         return kept | {"outer": a - self.prior * np.eye(d), "products": products}
 
     def shift(self, rounds: float) -> float:
-        """What a private run adds to λ: 1.1 times the expected norm of the noise of these rounds."""
+        """A private run's addition to λ: 1.1 times the expected norm of the rounds' noise."""
         if self.plan is None:
             return 0.0
         deviation = self.plan.noise_multiplier * self.plan.clipping.initial

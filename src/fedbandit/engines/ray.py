@@ -56,7 +56,7 @@ def cores_of(ray: Any) -> int:
 
 
 def original(error: Any) -> Exception:
-    """What went wrong in a worker, as if it had gone wrong here."""
+    """The error of a worker, as if it had been raised here."""
     return error.cause if isinstance(error.cause, FedbanditError) else error
 
 
@@ -141,7 +141,7 @@ _START_SECONDS = 300.0  # for the first worker of a cluster to start
 
 @dataclass
 class Traffic:
-    """What has travelled so far, in bytes: weights put once, and sums that came back."""
+    """Traffic so far, in bytes: weights put once, and sums that came back."""
 
     weights: int = 0
     sums: int = 0
@@ -286,7 +286,7 @@ class RayEngine:
             self._welcome(call)
 
     def _leave(self, under_way: Mapping[Any, _Call]) -> None:
-        """The round has all it needs: who still works on a copy of it gets no work until it ends."""
+        """End the round: who still works on a copy of a part gets no work until that ends."""
         for call, given in under_way.items():
             self._pool.ready = [other for other in self._pool.ready if other is not given.worker]
             self._pool.late[call] = given.worker
@@ -303,7 +303,7 @@ class RayEngine:
         return [part for part in late if not part.done and part.copies == 1]
 
     def _patience(self, under_way: Mapping[Any, _Call], idle: bool) -> float | None:
-        """How long to wait for an answer: until a part is late for which somebody is idle."""
+        """The seconds to wait for an answer: until a part is late for which somebody is idle."""
         if not under_way:
             return _START_SECONDS
         starts = [one.started for one in under_way.values() if one.part.copies == 1]

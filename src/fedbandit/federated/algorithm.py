@@ -42,7 +42,7 @@ class Clients:
     predictor: Predictor | None = field(default=None, repr=False)  # of the model that acts
 
     def remembered(self, name: str, like: np.ndarray) -> list[np.ndarray | SparseVector]:
-        """What each client of the chunk remembers under a name; a sparse zero like `like` at first."""
+        """Each client's memory under a name; a sparse zero like `like` at first."""
         zero = SparseVector.zeros(like.size, like.dtype)
         return [self.memory.get(int(client), {}).get(name, zero) for client in self.ids]
 
@@ -51,7 +51,7 @@ class Clients:
         return (self.events if self.logged is None else self.logged).of_client(client)
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        """What the model says with these weights; a deployment cannot ask it."""
+        """The model's prediction with these weights; a deployment cannot ask it."""
         if self.predictor is None:
             raise ConfigError("algorithm.name: clients can ask the model in simulations only")
         return self.predictor.predict(weights, contexts)
@@ -59,7 +59,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """What the server knows about a round beside the sums."""
+    """The server's knowledge of a round beside the sums."""
 
     round: int
     clients: int  # in the mean: those accepted, or under privacy those expected
@@ -67,11 +67,11 @@ class RoundFacts:
 
 
 class Algorithm(Protocol):
-    """How clients train and how the server learns from them."""
+    """A way for clients to train and for the server to learn from them."""
 
     @property
     def sends(self) -> Sends:
-        """What clients send, by name.
+        """The arrays that clients send, by name.
 
         A number is the scale of a vector as long as the weights in the joint clip norm; `Sent`
         declares another shape. With scale None it is not clipped, and so can never be private.
@@ -79,21 +79,21 @@ class Algorithm(Protocol):
         ...
 
     def init(self, weights: np.ndarray) -> Vectors:
-        """What the server keeps between rounds, from the initial model; checkpointed as it is."""
+        """The server's state before the first round, from the initial model; it is checkpointed."""
         ...
 
     def broadcast(self, server_state: Vectors) -> Vectors:
-        """What the clients of a round receive."""
+        """The arrays that the clients of a round receive."""
         ...
 
     def train(
         self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
     ) -> Contribution:
-        """What a chunk of clients sends."""
+        """The contribution of a chunk of clients."""
         ...
 
     def step(self, server_state: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
-        """What the server keeps after a round, given the mean of what was sent."""
+        """The server's state after a round, given the mean of what was sent."""
         ...
 
     def model(self, server_state: Vectors) -> np.ndarray:
@@ -105,7 +105,7 @@ class Algorithm(Protocol):
 
 
 def remembers(algorithm: Algorithm, vector_bytes: int = 1) -> int:
-    """Bytes that a client remembers between rounds, for this many weights; 0 for most algorithms."""
+    """Bytes that a client remembers between rounds; 0 for most algorithms."""
     vectors, numbers = (getattr(algorithm, f"memory_{kind}", 0) for kind in ("vectors", "numbers"))
     return int(vectors * vector_bytes + 8 * numbers)
 

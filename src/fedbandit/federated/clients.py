@@ -1,4 +1,4 @@
-"""What a chunk of clients does in a round: act with the deployed model, then train on the very
+"""The work of a chunk of clients in a round: act with the deployed model, then train on the very
 events it logged.
 
 This is the unit of work of every engine. Its result depends on the chunk alone, never on who
@@ -37,7 +37,7 @@ from fedbandit.policies import Policy, importance_scale, rule_at
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to every client of a round."""
+    """The server's message to every client of a round: weights to train from and to act with."""
 
     round: int
     received: Vectors  # by the algorithm: the weights to train from, and whatever else it needs
@@ -67,7 +67,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk of clients sends back: sums by name, and figures per client for the metrics."""
+    """The answer of a chunk of clients: sums by name, and figures per client for the metrics."""
 
     sent: Contribution
     events: np.ndarray  # int64 [clients]: fresh events
@@ -93,9 +93,7 @@ class ChunkResult:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker elsewhere makes the same work: the import path of a function, and its arguments
-    as JSON.
-    """
+    """Instructions to make the same work elsewhere: a function's import path and its arguments."""
 
     maker: str  # "package.module:function"
     arguments: str
@@ -181,7 +179,7 @@ class ClientWork:
         )
 
     def broadcast(self, state: State, *, keep_individual_updates: bool = False) -> Broadcast:
-        """What goes out in the round after this state."""
+        """The message of the round after this state."""
         return Broadcast(
             round=state.round + 1,
             received=self.algorithm.broadcast(state.server_state),
@@ -193,7 +191,7 @@ class ClientWork:
 
     @property
     def description(self) -> str:
-        """What is computed, in words: equal for equal work, wherever it was made. The data is the
+        """The work in words: equal for equal work, wherever it was made. The data is the
         recipe's to check.
         """
         parts = {
@@ -212,7 +210,7 @@ class ClientWork:
         return np.split(cohort, np.flatnonzero(np.diff(number)) + 1) if len(cohort) else []
 
     def event_counts(self, clients: np.ndarray) -> np.ndarray:
-        """How many events each client will have at most: what its work is measured by."""
+        """The most events that each client will have, which measure its work: int64 [clients]."""
         return self.plan.event_counts(self.split, clients)
 
     def act(
@@ -260,7 +258,7 @@ class ClientWork:
         broadcast: Broadcast,
         memory: Mapping[int, Memories],
     ) -> Events:
-        """What the clients log when they meet these contexts."""
+        """The log of clients that meet these contexts."""
         available = self.world.available(visits.rounds)
         chosen = self._drawn(visits, contexts, available, broadcast, memory)
         actions, propensities = chosen.actions, chosen.propensities
@@ -397,7 +395,7 @@ class ClientWork:
     def _counts(
         self, visits: Visits, shown: Candidates | None, broadcast: Broadcast
     ) -> np.ndarray | None:
-        """How much each event counts in training: [n], or [n, heads]; None: 1."""
+        """The weight of each event in training: [n], or [n, heads]; None: 1."""
         scales = None
         if self.per_version_importance:
             scales = np.ones(len(visits.rows))

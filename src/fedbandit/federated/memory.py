@@ -1,4 +1,4 @@
-"""What clients remember between rounds, kept by the driver for all of them: named arrays in one
+"""Memory of clients between rounds, kept by the driver for all of them: named arrays in one
 SQLite file.
 
 Records are keyed by (client, round). A read takes the newest from before the current round, and
@@ -61,7 +61,7 @@ class Memory:
             self._oldest, self._kept = self._last_kept()
 
     def read(self, clients: Iterable[int], round_number: int) -> dict[int, Memories]:
-        """What these clients remember from before the round; those that remember nothing are
+        """The memory of these clients from before the round; those that remember nothing are
         missing.
         """
         found: dict[int, Memories] = {}
@@ -77,7 +77,7 @@ class Memory:
         return found
 
     def write(self, round_number: int, memory: Mapping[int, Memories]) -> None:
-        """What clients remember from this round on."""
+        """Store what clients remember from this round on."""
         with self._lock, self._explained():
             for client, vectors in memory.items():
                 # What came after the last checkpoint is needed only as long as it is the newest.

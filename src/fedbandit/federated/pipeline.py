@@ -1,4 +1,4 @@
-"""What happens to a client's update on its way to the server: compressed, clipped, summed,
+"""A client's update on its way to the server: compressed, clipped, summed,
 screened.
 
 Everything done to an update is a stage with a client's half and a server's half. Noise and secure
@@ -23,7 +23,7 @@ Vectors = dict[str, np.ndarray]
 """Named arrays: what a server keeps, what clients receive and send."""
 
 Memories = Mapping[str, np.ndarray | SparseVector]
-"""What one client remembers, by name."""
+"""The memory of one client, by name."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class IndividualUpdates:
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
-    """What a client's update is multiplied with so that its norm is at most the clip norm."""
+    """The factor of a client's update so that its norm is at most the clip norm."""
     return min(1.0, clip_norm / norm) if norm > 0 else 1.0
 
 
@@ -165,7 +165,7 @@ class CompressionStage(Protocol):
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a chunk of clients sends: sums by name, and figures per client."""
+    """The message of a chunk of clients: sums by name, and figures per client."""
 
     sums: Mapping[str, UpdateSum]
     norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
@@ -260,7 +260,7 @@ class Pipeline:
         return Contribution(sums, norms, memory, sent_bytes, self.step is not None)
 
     def _through_stages(self, sent: Any, client: int, name: int) -> tuple[Any, int]:
-        """What the server sees of a vector, and in how many bytes it came.
+        """The vector as the server sees it, and in how many bytes it came.
 
         A sparse vector stays sparse unless a stage or a rule has to see all of it.
         """

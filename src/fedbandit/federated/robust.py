@@ -96,7 +96,7 @@ class Robust(PlainMean):
         return total
 
     def combined(self, updates: Sequence[np.ndarray | None], like: np.ndarray) -> np.ndarray:
-        """What the rule makes of single updates, each like `like`; None is the update of a client
+        """The rule's update from single ones, each like `like`; None is the update of a client
         without events.
         """
         if not updates:
@@ -137,7 +137,7 @@ class _Collected:
 
 
 def _by_blocks(updates: np.ndarray, combine: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """What `combine` makes of [coordinates, clients], whose rows lie together in memory."""
+    """Apply `combine` to blocks [coordinates, clients], whose rows lie together in memory."""
     found = np.empty(updates.shape[1], updates.dtype)
     for start in range(0, len(found), _BLOCK):
         found[start : start + _BLOCK] = combine(

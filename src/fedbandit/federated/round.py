@@ -43,7 +43,7 @@ class Engine(Protocol):
 
 
 class GateVerdict(Protocol):
-    """What a gate says of a candidate model."""
+    """A gate's answer about a candidate model."""
 
     @property
     def passes(self) -> bool: ...
@@ -95,7 +95,7 @@ class Phase:
         )
 
     def progress(self, number: int, events: int) -> Progress:
-        """How far the run has come at the end of a round: what the rule of a version deployed then
+        """The run's progress at the end of a round: what the rule of a version deployed then
         depends on.
         """
         counted = events if self.planned_events is None else number * self.planned_events
@@ -232,7 +232,7 @@ _PUBLISHED = ("round", "clip_norm", "update_norm", "model_version", "epsilon", "
 
 
 def published(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What others may be told of a round, or of a run, whose noise and cohorts are secret.
+    """The part that others may be told of a round, or of a run, whose noise and cohorts are secret.
 
     What follows from the released models and the plan stays. All else is exact, and null: a mean
     tells how many events it is over, and a count how many clients took part.
@@ -286,7 +286,7 @@ def round_metrics(
 
 
 def _spread(rewards: np.ndarray) -> dict[str, float] | None:
-    """How a round's reward spreads over its clients: an average can hide who loses."""
+    """The spread of a round's reward over its clients: an average can hide who loses."""
     if not len(rewards):
         return None
     ordered = np.sort(rewards)
@@ -296,7 +296,7 @@ def _spread(rewards: np.ndarray) -> dict[str, float] | None:
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """What `np.quantile` gives, to the last bit; it takes longer than all other metrics of a round."""
+    """The same as `np.quantile`, to the last bit, in less time."""
     place = share * (len(ordered) - 1)
     below = int(place)
     low, high, part = ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below
@@ -304,5 +304,5 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def _median(ordered: list[float]) -> float | None:
-    """What `np.median` gives; None of nothing."""
+    """The same as `np.median`; None of nothing."""
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2 if ordered else None

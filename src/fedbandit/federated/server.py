@@ -189,17 +189,17 @@ class Accumulator(Protocol):
     """Takes in what the clients of one round send, chunk after chunk."""
 
     def add(self, sums: Mapping[str, UpdateSum], accepted: int) -> None:
-        """Add what a chunk with this many accepted clients sends; `ValueError` where it does not fit."""
+        """Add a chunk with this many accepted clients; `ValueError` where it does not fit."""
         ...
 
     def totals(self) -> Vectors:
-        """What the server's step starts from, once all chunks have been added."""
+        """The sums that the server's step starts from, once all chunks have been added."""
         ...
 
 
 @dataclass(frozen=True)
 class RunningSums:
-    """The sums of all that is sent, added in the order of the chunks to zeros of the right shapes."""
+    """The sums of all that is sent, added to zeros in the order of the chunks."""
 
     sums: Vectors
 
@@ -241,17 +241,17 @@ class PlainMean:
         return below / accepted if accepted else None
 
     def denominator(self, accepted: int) -> int:
-        """How many clients the mean counts: those that were accepted, or those that were expected."""
+        """The number of clients in the mean: those accepted, or those expected."""
         return accepted
 
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
-        """What to add to the round's metrics."""
+        """Entries for the round's metrics."""
         return {}
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a round's updates come to."""
+    """The outcome of a round's updates."""
 
     server_state: Vectors
     weights: np.ndarray  # the model that would be deployed now
@@ -261,7 +261,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Server:
-    """How the server learns from sums."""
+    """The server's learning from sums."""
 
     algorithm: Algorithm
     clipping: Clipping
@@ -292,7 +292,7 @@ class Server:
 
 
 def join_sent(totals: Vectors, sends: Sends) -> np.ndarray:
-    """All that is sent as one vector whose length is the joint norm: what devices send and noise hides."""
+    """All that is sent as one vector, whose length is the joint norm: it gets the noise."""
     return _joined(totals, sends)[0]
 
 

@@ -36,7 +36,7 @@ class Version:
 
 @dataclass(frozen=True)
 class State:
-    """What has been learned and counted after `round` rounds."""
+    """All that has been learned and counted after `round` rounds."""
 
     round: int
     weights: np.ndarray  # the training model, flat

@@ -62,7 +62,7 @@ class SimpleVisits:
         )
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
-        """How many events each client will have at most: int64 [clients]."""
+        """The most events that each client will have: int64 [clients]."""
         sizes: np.ndarray = split.offsets[clients + 1] - split.offsets[clients]
         return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
 
@@ -152,7 +152,7 @@ class PopulationVisits:
 
 
 VisitPlan = SimpleVisits | PopulationVisits
-"""How clients come by their events."""
+"""The ways in which clients come by their events."""
 
 
 def period_of(round_number: int, deploy_every: int) -> int:

@@ -1,4 +1,4 @@
-"""How one client trains: by automatic differentiation for any model, by a kernel where there is
+"""Training of one client: by automatic differentiation for any model, by a kernel where there is
 one.
 
 A learner works on flat weight vectors and a chunk of clients at a time. It knows nothing of rounds,
@@ -36,14 +36,14 @@ class ClientSettings:
         return self.epochs * -(-events // self.batch_size)
 
     def moved_by_offset(self, events: int, proximal: float) -> float:
-        """How far all steps move a weight whose gradient is 1 and nothing else but the proximal."""
+        """The distance that all steps move a weight by a gradient of 1 and the proximal alone."""
         rate, steps = self.learning_rate, self.steps(events)
         kept = 1 - rate * proximal
         return -rate * (steps if proximal == 0 else (1 - kept**steps) / (rate * proximal))
 
 
 GradientOffset = Callable[[int], np.ndarray | SparseVector | None]
-"""For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
+"""By a client's place in the chunk: the offset of each of its gradients, [P]; None: nothing."""
 
 
 def offset_of(gradient_offset: GradientOffset | None, client: int) -> np.ndarray | None:
@@ -61,7 +61,7 @@ class Learner(Protocol):
 
     @property
     def chunk_events(self) -> int:
-        """How many events a chunk needs for its work to outweigh the overhead of being a task."""
+        """The events that a chunk needs for its work to outweigh the overhead of being a task."""
         ...
 
     @property
@@ -94,11 +94,11 @@ class Learner(Protocol):
 Batches = list[tuple[int, int]]
 """A client's mini-batches in the order of its steps, each first:last of the chunk's events."""
 Local = Callable[[Batches, float, np.ndarray | None], np.ndarray]
-"""From a client's mini-batches, proximal and gradient_offset [P] to its change of the weights [P]."""
+"""From mini-batches, proximal and gradient_offset [P] of a client to its update [P]."""
 
 
 class ClientByClient:
-    """What learners share that train one client after the other, each from the received weights.
+    """Base of learners that train one client after the other, each from the received weights.
 
     A learner says in `local` how one client trains; the order of clients, epochs and mini-batches
     is the same for all.
@@ -170,7 +170,7 @@ class AutogradLearner(ClientByClient):
 
     @cached_property
     def trained(self) -> Layout:
-        """How the parameters that are trained lie in their vector."""
+        """The layout of the parameters that are trained."""
         return self.layout if self.freezing is None else self.freezing.trainable
 
     def local(self, weights: np.ndarray, events: Events) -> Local:
@@ -249,7 +249,7 @@ def chosen_candidates(events: Events, rows: Callable[[Contexts], Ragged] | None)
 
 
 def every_candidate(events: Events, rows: Callable[[Contexts], Ragged]) -> Events:
-    """Each candidate as an event of its own, whose reward is its target: n decisions become m events.
+    """Each candidate as an event whose reward is its target: n decisions become m events.
 
     For sums over events, which know no mini-batches, a squared loss over all candidates is then one
     on the chosen action.
@@ -320,7 +320,7 @@ def logged_of(
 def how_of(
     objective: Pointwise, settings: ClientSettings, num_actions: int, dtype: np.dtype
 ) -> tuple[bool, np.ndarray, int, int]:
-    """Whether the loss is logistic, the step by number of events in a batch, batch size and epochs."""
+    """Whether the loss is logistic, the step by events in a batch, batch size, epochs."""
     size = settings.batch_size
     factors = [objective.factor(events, num_actions) for events in range(1, size + 1)]
     steps = settings.learning_rate * np.array([0.0, *factors])

@@ -105,7 +105,7 @@ class SparseLinearLearner(KernelLearner):
         return found
 
     def _moved(self, events: Events, proximal: float, dtype: np.dtype) -> np.generic:
-        """How far an offset of 1 alone moves an entry that no word of the client reaches."""
+        """The move of an entry that an offset of 1 alone reaches, and no word."""
         moved: np.generic = dtype.type(self.settings.moved_by_offset(len(events), proximal))
         return moved
 
@@ -167,7 +167,7 @@ class SparseHeadsLearner(KernelLearner):
 
     @cached_property
     def _head(self) -> SparseLinearLearner:
-        """One head: the parameters of all of them have the same shapes, one head behind the other."""
+        """One head: all have parameters of the same shapes, one behind the other."""
         (_, weight), (_, bias) = self.layout.shapes[:2]
         return SparseLinearLearner(
             Layout((("weight", weight), ("bias", bias))), self.objective, self.settings

@@ -3,8 +3,8 @@
 MLPs: a loss on the chosen action moves one column of the last layer, so a client works on the
 columns of its actions alone. The FedAvg CNN: the second convolution goes through Winograd tiles,
 what is left is matrix products. Clients of a chunk train abreast: the large dense layer stays as
-received, is multiplied with all their mini-batches at once, and of what a client adds to it only the
-factors are kept. Knows nothing of rounds, policies or the server.
+received, is multiplied with all their mini-batches at once, and of a client's change of it only
+the factors are kept. Knows nothing of rounds, policies or the server.
 """
 
 from collections.abc import Iterator
@@ -221,7 +221,7 @@ class CnnLearner(NetworkLearner):
 
 @dataclass(frozen=True)
 class _Factors:
-    """What the clients of a chunk have added to the large layer: the sum over rows of inputs x
+    """The change of the large layer by the clients of a chunk: the sum over rows of inputs x
     moves.
     """
 
@@ -312,7 +312,7 @@ class _Abreast:
         return True
 
     def _step(self, training: list["_Member"]) -> None:
-        """One step of every member; the large layer is multiplied with the batches of all at once."""
+        """One step of every member; the large layer meets the batches of all at once."""
         places, rows = [], 0
         for member in training:
             size = member.next_batch()
@@ -376,7 +376,7 @@ class _Member:
         return self._end - self._begin
 
     def added(self) -> _Factors:
-        """What the client's steps so far have added to the large layer."""
+        """The client's change of the large layer so far."""
         return self._kept.rows(self._kept_from, self._kept_to)
 
     def convolve(self, features: Tensor) -> None:

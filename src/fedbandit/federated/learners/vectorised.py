@@ -278,7 +278,7 @@ class VectorisedLearner(AutogradLearner):
     def _offsets(
         self, offsets: list[np.ndarray | None], words: _Words, like: np.ndarray
     ) -> dict[str, Tensor]:
-        """What is added to the gradients of each parameter: [clients, ...]."""
+        """The offsets that are added to the gradients of each parameter: [clients, ...]."""
         none = np.zeros_like(like)
         each = [
             self._reached(
