@@ -220,7 +220,7 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of all rounds; one that is not a round's is refused."""
     path = folder / "metrics.jsonl"
     lines: list[dict[str, Any]] = []
-    with reading(path, "remove the line that is not a round's"), suppress(FileNotFoundError):
+    with reading(path, "remove the line that is not that of a round"), suppress(FileNotFoundError):
         lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         counts = [line.get(name) for name in ("round", "model_version")]
