@@ -250,14 +250,14 @@ def test_a_single_action_is_certain(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EpsilonGreedy(-0.1), "epsilon must be between 0 and 1"),
-        (lambda: EpsilonGreedy(1.1), "epsilon must be between 0 and 1"),
+        (lambda: EpsilonGreedy(-0.1), "epsilon must be from 0 to 1"),
+        (lambda: EpsilonGreedy(1.1), "epsilon must be from 0 to 1"),
         (lambda: EpsilonGreedy(float("nan")), "epsilon must be"),
         (lambda: Softmax(0), "beta must be positive"),
         (lambda: Softmax(-1), "beta must be positive"),
         (lambda: Softmax(float("inf")), "beta must be"),
         (lambda: Falcon(mu=0), "mu must be positive"),
-        (lambda: Falcon(gamma=-1), "gamma must be not negative"),
+        (lambda: Falcon(gamma=-1), "gamma must be at least 0"),
         (lambda: Falcon(gamma=float("nan")), "gamma must be"),
     ],
 )

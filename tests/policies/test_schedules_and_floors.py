@@ -133,7 +133,7 @@ def test_the_floor_in_a_run_and_in_a_device_file(tmp_path):
     with Agent(tmp_path) as agent:
         agent.install(model)
         assert agent.policy == simulation.experiment.bandit.work.policy
-    with pytest.raises(ConfigError, match=r"policy.floor must be between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"policy.floor must be from 0 to 1"):
         played(config(policy__floor=1.5), text())
 
 

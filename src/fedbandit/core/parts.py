@@ -216,6 +216,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "positive": lambda value: 0 < value < inf,
     "at least 0": lambda value: 0 <= value < inf,
     "at least 1": lambda value: 1 <= value < inf,
+    "from 0 to 1": lambda value: 0 <= value <= 1,
     "at least 0 and below 1": lambda value: 0 <= value < 1,
     "above 0 and at most 1": lambda value: 0 < value <= 1,
     "between 0 and 1": lambda value: 0 < value < 1,

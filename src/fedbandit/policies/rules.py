@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
+from fedbandit.core.parts import require
 from fedbandit.core.prediction import Drawn, Prediction, Progress
 
 
@@ -96,7 +97,7 @@ class Constant:
     action: int = 0
 
     def __post_init__(self) -> None:
-        require("action", self.action, self.action >= 0, "0 or more")
+        require(self, action="at least 0")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
@@ -122,7 +123,7 @@ class EpsilonGreedy:
     epsilon: float = 0.05
 
     def __post_init__(self) -> None:
-        require("epsilon", self.epsilon, 0 <= self.epsilon <= 1, "between 0 and 1")
+        require(self, epsilon="from 0 to 1")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
@@ -156,7 +157,7 @@ class Softmax:
     beta: float = 0.05
 
     def __post_init__(self) -> None:
-        require("beta", self.beta, self.beta > 0, "positive")
+        require(self, beta="positive")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
@@ -189,9 +190,7 @@ class Falcon:
     gamma: float = 1000.0
 
     def __post_init__(self) -> None:
-        if self.mu is not None:
-            require("mu", self.mu, self.mu > 0, "positive")
-        require("gamma", self.gamma, self.gamma >= 0, "not negative")
+        require(self, mu="positive", gamma="at least 0")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
@@ -252,10 +251,7 @@ class FalconSchedule(Schedule):
     complexity: float | None = None
 
     def __post_init__(self) -> None:
-        require("c", self.c, self.c > 0, "positive")
-        require("delta", self.delta, 0 < self.delta < 1, "between 0 and 1")
-        if self.complexity is not None:
-            require("complexity", self.complexity, self.complexity >= 0, "not negative")
+        require(self, c="positive", delta="between 0 and 1", complexity="at least 0")
 
     def at(self, progress: Progress) -> Policy:
         """Uniform before anything is known, then inverse-gap weighting with this epoch's gamma."""
@@ -284,8 +280,7 @@ class SquareCB(Schedule):
     power: float = 0.5
 
     def __post_init__(self) -> None:
-        require("scale", self.scale, self.scale > 0, "positive")
-        require("power", self.power, 0 <= self.power <= 1, "between 0 and 1")
+        require(self, scale="positive", power="from 0 to 1")
 
     def at(self, progress: Progress) -> Policy:
         """Inverse-gap weighting with the gamma of that many events."""
@@ -314,10 +309,10 @@ class DecayingEpsilon(Schedule):
     least: float = 0.0
 
     def __post_init__(self) -> None:
-        require("start", self.start, 0 <= self.start <= 1, "between 0 and 1")
-        require("half", self.half, self.half > 0, "positive")
-        require("power", self.power, self.power >= 0, "not negative")
-        require("least", self.least, 0 <= self.least <= self.start, "between 0 and start")
+        ranges = {"half": "positive", "power": "at least 0", "least": "from 0 to 1"}
+        require(self, start="from 0 to 1", **ranges)
+        if self.least > self.start:
+            raise ValueError(f"least must be at most start, not {self.least}")
 
     def at(self, progress: Progress) -> Policy:
         """Epsilon-greedy with the epsilon of that many events."""
@@ -351,7 +346,7 @@ class Floored(Around):
     floor: float
 
     def __post_init__(self) -> None:
-        require("floor", self.floor, 0 <= self.floor <= 1, "between 0 and 1")
+        require(self, floor="from 0 to 1")
 
     def probabilities(
         self,
@@ -394,12 +389,6 @@ def importance_scale(policy: Policy, num_actions: int) -> float:
     """The factor of importance weights 1/ρ for this policy; 1 unless the policy says otherwise."""
     scale = getattr(policy, "importance_scale", None)
     return 1.0 if scale is None else float(scale(num_actions))
-
-
-def require(name: str, value: float, holds: bool, what: str) -> None:
-    """Raise `ValueError` unless a parameter is finite and what it has to be."""
-    if not (holds and np.isfinite(value)):
-        raise ValueError(f"{name} must be {what}, not {value}")
 
 
 def checked(

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbandit.core.parts import require
 from fedbandit.core.prediction import Drawn, Prediction
-from fedbandit.policies.rules import Around, Greedy, ask, checked, fused_form, require
+from fedbandit.policies.rules import Around, Greedy, ask, checked, fused_form
 
 _REACH = 5.0  # standard deviations at which a Gaussian ends; 3e-7 lies beyond
 _PANEL = 2.0  # standard deviations of the narrowest Gaussian that one panel of quadrature spans
@@ -35,7 +36,7 @@ class Ucb:
     epsilon: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        require("alpha", self.alpha, self.alpha >= 0, "not negative")
+        require(self, alpha="at least 0")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
@@ -53,7 +54,7 @@ class Optimistic(Around):
     alpha: float
 
     def __post_init__(self) -> None:
-        require("alpha", self.alpha, self.alpha >= 0, "not negative")
+        require(self, alpha="at least 0")
 
     def probabilities(
         self,
@@ -90,7 +91,7 @@ class Thompson:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        require("scale", self.scale, self.scale > 0, "positive")
+        require(self, scale="positive")
 
     def probabilities(
         self, prediction: Prediction, available: np.ndarray | None = None
