@@ -6,7 +6,7 @@ Arrays only; knows nothing of data sets, models or rules.
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -49,6 +49,7 @@ def unit_rows(features: Features, dtype: np.dtype | type = np.float64) -> np.nda
 class ItemSpec:
     """Kind and shape of an item's features, and how many candidates decisions have."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one item; for sparse ones (features,)
     shown: float  # on average

@@ -6,6 +6,10 @@ A device needs numpy, safetensors and pydantic. Everything else belongs to an ex
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line answers without
+    from pydantic import ValidationError
 
 
 class FedbanditError(Exception):
@@ -83,6 +87,27 @@ class Interrupted(FedbanditError):
     """Work was stopped before its end, as asked by a signal; the same call resumes it."""
 
     exit_code = 130
+
+
+def first_problem(error: "ValidationError") -> str:
+    """The first thing that is wrong with a message or a file, as `path: what` in one line.
+
+    Examples:
+        >>> from pydantic import TypeAdapter, ValidationError
+        >>> try:
+        ...     TypeAdapter(dict[str, int]).validate_python({"events": "many"}, strict=True)
+        ... except ValidationError as error:
+        ...     print(first_problem(error))
+        events: input should be a valid integer, not 'many'
+    """
+    first = error.errors(include_url=False)[0]
+    said = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        said = "missing"
+    elif first["type"] != "value_error":
+        said = f"{said[:1].lower()}{said[1:]}, not {str(first['input'])[:50]!r}"
+    path = ".".join(str(part) for part in first["loc"])
+    return f"{path}: {said}" if path else said
 
 
 _EXTRAS = {

@@ -14,11 +14,14 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from fedbandit.core.errors import first_problem
 
 if TYPE_CHECKING:  # the command line answers without
     import numpy as np
 
+_Kind = TypeVar("_Kind")
 _DEEPEST = 40  # levels; configurations and notes have three
 
 
@@ -139,6 +142,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return read_object(path)
     except (OSError, ValueError):
         return None
+
+
+def read_checked(kind: type[_Kind], found: object) -> _Kind:
+    """A dataclass from plain values of JSON, every field checked, since they may be a stranger's.
+
+    `ValueError` says in one line what is wrong with the first field that is wrong.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(found), strict=True)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

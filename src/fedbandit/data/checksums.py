@@ -139,7 +139,12 @@ def _read(
                     raise DataError(f"{path}: was truncated while it was being read")
                 digest.update(block.data)
                 if part is not None and part.rule is not None:
-                    before = _follow(path, part, block.view(part.dtype), before, position)
+                    entries = block.view(part.dtype)
+                    if wrong := part.rule(entries, before):
+                        entry, fault = position + wrong[0], wrong[1]
+                        row = f"entry {entry}" if part.width == 1 else f"row {entry // part.width}"
+                        raise DataError(f"{path}, {row}: {fault}; {AGAIN}")
+                    before = entries[-1:].copy()
                 position += len(block) // item
                 left -= len(block)
                 advance(len(block))
@@ -153,19 +158,6 @@ def _read(
         raise DataError(
             f"{path}: its checksum is not the one that was written: it was damaged or changed; {AGAIN}"
         )
-
-
-def _follow(
-    path: Path, part: Part, block: np.ndarray, before: np.ndarray, position: int
-) -> np.ndarray:
-    """Check a block against the rule of its array; returns its last entry, for the next one."""
-    assert part.rule is not None
-    wrong = part.rule.first_wrong(block, before)
-    if wrong is not None:
-        entry = position + wrong
-        place = f"entry {entry}" if part.width == 1 else f"row {entry // part.width}"
-        raise DataError(f"{path}, {place}: {part.rule.wrong(block[wrong])}; {AGAIN}")
-    return block[-1:].copy()
 
 
 def write_checksums(folder: Path, sums: Mapping[str, str]) -> None:

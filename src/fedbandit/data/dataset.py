@@ -6,17 +6,20 @@ slice. Knows nothing of policies, models or rounds.
 """
 
 import hashlib
+import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec, rows_at
 from fedbandit.core.errors import DataError
+from fedbandit.core.files import read_checked
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import CHECKSUMS, ensure_verified
@@ -25,17 +28,27 @@ from fedbandit.data.validation import (
     AGAIN,
     FINITE,
     PROPENSITY,
-    ClientIds,
     FileState,
     FolderReader,
-    Offsets,
     ValueRule,
+    ascending,
     below,
-    checked_fields,
+    client_ids,
+    item_names,
 )
 
 FORMAT = "fedbandit-dataset"
 VERSION = 2
+_MOST_ENTRIES = 2**62
+_Count = Annotated[int, Field(ge=0, le=_MOST_ENTRIES)]
+
+
+def _pairs(found: Any) -> Any:
+    """A case map as `header.json` has it, a list of pairs, as a dictionary."""
+    try:
+        return dict(found)
+    except (TypeError, ValueError):
+        raise ValueError("not pairs of actions") from None
 
 
 @dataclass(frozen=True)
@@ -48,22 +61,21 @@ class Header:
     counted.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: str
     kind: Literal["dense", "sparse"]
-    shape: tuple[int, ...]  # of one context; for sparse ones (features,)
+    shape: tuple[_Count, ...]  # of one context; for sparse ones (features,)
     actions: tuple[str, ...]  # their names, in the order of the model's outputs
-    action_counts: tuple[int, ...]  # how many training examples carry each as a label
+    action_counts: tuple[_Count, ...]  # how many training examples carry each as a label
     multilabel: bool = False
-    lower_case: Mapping[int, int] = field(
+    lower_case: Annotated[Mapping[int, int], BeforeValidator(_pairs)] = field(
         default_factory=dict
     )  # upper-case label -> its lower-case version
     logged: bool = False  # actions, rewards and propensities in place of labels
-    scale: float = 1.0  # stored dense features times this are the contexts
+    scale: FiniteFloat = 1.0  # stored dense features times this are the contexts
     source: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     fingerprint: str = ""  # identifies the contents; part of a run's identity
-    published_counts: tuple[
-        int, ...
-    ] = ()  # how frequent each action is, where the source itself says so
+    published_counts: tuple[_Count, ...] = ()  # frequencies, where the source itself says them
     encoder: Encoder | None = (
         None  # how a row of a table becomes a context; None: words alone, or as it was given
     )
@@ -94,23 +106,57 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """The header as plain values, as `header.json` holds them; the inverse of `from_json`."""
-        fields = dict(vars(self))
-        fields["lower_case"] = sorted(self.lower_case.items())
-        optional: dict[str, Callable[[Any], Any]] = {
-            "encoder": Encoder.to_json,
-            "items": vars,
-            "item_encoder": Encoder.to_json,
+        plain = {
+            **vars(self),
+            "lower_case": sorted(self.lower_case.items()),
+            "encoder": self.encoder and self.encoder.to_json(),
+            "items": self.items and vars(self.items),
+            "item_encoder": self.item_encoder and self.item_encoder.to_json(),
         }
-        for name, plain in optional.items():
-            if (value := fields.pop(name)) is not None:
-                fields[name] = plain(value)
-        return {"format": FORMAT, "version": VERSION, **fields}
+        given = {name: value for name, value in plain.items() if value is not None}
+        return {"format": FORMAT, "version": VERSION, **given}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Header":
-        """From what `to_json` has made; `ValueError` names the field that is wrong."""
-        fields = {key: value for key, value in fields.items() if key not in ("format", "version")}
-        return cls(**checked_fields(fields))
+    def from_json(cls, found: Mapping[str, Any]) -> "Header":
+        """From what `to_json` has made; `ValueError` names the field that is wrong.
+
+        Every field must be there, with its own type, and they must agree with each other.
+        """
+        given = {key: value for key, value in found.items() if key not in ("format", "version")}
+        optional = {"encoder", "items", "item_encoder"}
+        if missing := {one.name for one in fields(cls)} - given.keys() - optional:
+            raise ValueError(f"{min(missing)} is missing")
+        header = read_checked(cls, given)
+        header._check()
+        return header
+
+    def _check(self) -> None:
+        """Refuse fields that do not belong together."""
+        dense, actions, items = self.kind == "dense", len(self.actions), self.items
+        cases = [label for pair in self.lower_case.items() for label in pair]
+        sides = () if items is None else items.shape
+        wrong = {
+            "shape is not that of a context": math.prod(self.shape) > _MOST_ENTRIES
+            or not (dense or len(self.shape) == 1),
+            "items have no such features, or numbers of candidates": items is not None
+            and not (
+                1 <= items.shown <= items.most
+                and min(sides, default=0) >= 0
+                and (items.kind == "dense" or len(sides) == 1)
+            ),
+            "actions are missing, or stand beside items": bool(actions) == (items is not None),
+            "action_counts are not one for each action": len(self.action_counts) != actions,
+            "published_counts are not one for each action": len(self.published_counts)
+            not in (0, actions),
+            "lower_case are not pairs of actions": not all(0 <= one < actions for one in cases),
+            "encoder does not make contexts of this kind and shape": self.encoder is not None
+            and ((self.encoder.width,), self.encoder.dense) != (self.shape, dense),
+            "item_encoder does not make features of this shape": self.item_encoder is not None
+            and (self.item_encoder.width,) != sides,
+        }
+        for fault, found in wrong.items():
+            if found:
+                raise ValueError(fault)
 
 
 @dataclass(frozen=True)
@@ -369,8 +415,7 @@ def _read_header(reader: FolderReader) -> Header:
         raise DataError(
             f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
         )
-    if not reader.look_at(CHECKSUMS):
-        raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
+    reader.look_at(CHECKSUMS)
     try:
         return Header.from_json(fields)
     except ValueError as error:
@@ -397,10 +442,10 @@ class _Part:
 
     def offsets(self, name: str, rows: int | None) -> np.ndarray:
         """Where rows begin: int64 [rows + 1], of any number of rows where it is None."""
-        found = self.array(name, ("int64",), (None if rows is None else rows + 1,), Offsets())
+        found = self.array(name, ("int64",), (None if rows is None else rows + 1,), ascending)
         if not len(found) or found[-1] < 0:
             where = f"{self.reader.folder / self.name / name}.npy, entry {len(found) - 1}"
-            raise DataError(f"{where}: {Offsets().wrong(found[-1:])}; {AGAIN}")
+            raise DataError(f"{where}: the last offset is no length; {AGAIN}")
         return found
 
     def ragged(self, name: str, rows: int | None, limit: int, values: bool = False) -> Ragged:
@@ -426,7 +471,7 @@ def _open_catalogue(reader: FolderReader, header: Header) -> Catalogue | None:
         return None
     part = _Part(reader, "catalogue")
     features = part.features(header.items.kind, None, header.items.shape)
-    names = part.optional("names", "bytes", None, ClientIds(sorted=False))
+    names = part.optional("names", "bytes", None, item_names)
     known = len(features) if names is None else len(names)
     items = part.optional("items", "int32", len(features), below(known))
     since = part.optional("since", "float64", len(features), FINITE)
@@ -442,7 +487,7 @@ def _open_split(
     if not (reader.folder / split).is_dir():
         return None
     part = _Part(reader, split)
-    clients = part.array("clients", ("bytes",), (None,), ClientIds())
+    clients = part.array("clients", ("bytes",), (None,), client_ids)
     client_offsets = part.offsets("offsets", len(clients))
     n, places = int(client_offsets[-1]), header.num_actions
     features = part.features(header.kind, n, header.shape)

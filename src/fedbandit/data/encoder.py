@@ -9,10 +9,12 @@ from datetime import date, datetime
 from functools import cached_property
 from hashlib import blake2b
 from math import sqrt
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
+from fedbandit.core.files import read_checked
 from fedbandit.core.parts import nearest
 from fedbandit.core.ragged import Ragged
 
@@ -28,22 +30,39 @@ _FARTHEST = 5.0  # standard deviations; what lies beyond counts as this, so that
 LARGEST = 1e30  # of a number in a cell: far beyond any measurement, far within float32
 _DAY, _YEAR = 86_400.0, 31_556_952.0  # seconds
 _MOST_FEATURES = 2**31 - 1
+_Count = Annotated[int, Field(ge=0, le=_MOST_FEATURES)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column that is not text: what it holds, and the features that it becomes."""
+    """One column that is not text: what it holds, and the features that it becomes.
 
+    `ValueError` for one that no table could have.
+
+    Examples:
+        >>> Column(name="device", kind="category", values=("phone", "tv")).features()
+        ['device=phone', 'device=tv']
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: str
     kind: Kind
     missing: bool = False  # one more feature says that the value is missing
     log: bool = False  # numbers: log(1 + x) comes before scaling
     scaled: bool = True  # numbers: (x - mean) / deviation, at most 5 either way
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 0.0
+    deviation: Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)] = 1.0
     values: tuple[str, ...] = ()  # categories: a feature for each; others are none of them
-    buckets: int = 0  # hashed: a value's feature is its hash modulo this
-    parts: tuple[str, ...] = ()  # dates: weekday, hour, year
+    buckets: _Count = 0  # hashed: a value's feature is its hash modulo this
+    parts: tuple[Literal["weekday", "hour", "year"], ...] = ()  # dates
+
+    def __post_init__(self) -> None:
+        owners = {"values": "category", "buckets": "hashed", "parts": "date"}
+        for name, kind in owners.items():
+            if bool(getattr(self, name)) != (self.kind == kind):
+                raise ValueError(f"{name} of a {self.kind}: they go with {kind}, and only with it")
+        if len({*self.values, *self.parts}) != len(self.values) + len(self.parts):
+            raise ValueError("values or parts are named twice")
 
     @property
     def width(self) -> int:
@@ -191,10 +210,20 @@ class Encoder:
     text. Dense contexts are not weighed.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     columns: tuple[Column, ...]
     text: tuple[str, ...] = ()
-    words: int = 0
+    words: _Count = 0
     dense: bool = False
+
+    def __post_init__(self) -> None:
+        names = [*self.text, *(column.name for column in self.columns)]
+        if len(set(names)) != len(names):
+            raise ValueError("columns are named twice")
+        if (self.words > 0) != bool(self.text) or (self.dense and self.words):
+            raise ValueError("words and text do not belong together")
+        if not 1 <= self.width <= _MOST_FEATURES:
+            raise ValueError("has no features or too many")
 
     @property
     def width(self) -> int:
@@ -285,70 +314,10 @@ class Encoder:
     @classmethod
     def from_json(cls, found: object) -> "Encoder":
         """From what `to_json` has made; `ValueError` says what is wrong."""
-        if not isinstance(found, dict) or set(found) != {"text", "words", "dense", "columns"}:
-            raise ValueError("encoder is not made of text, words, dense and columns")
-        text, words, columns = found["text"], found["words"], found["columns"]
-        if not _are_names(text) or type(words) is not int or not 0 <= words <= _MOST_FEATURES:
-            raise ValueError("encoder: text is not a list of columns, or words is not a count")
-        if type(found["dense"]) is not bool or not isinstance(columns, list):
-            raise ValueError("encoder: dense is not true or false, or columns is not a list")
-        encoder = cls(
-            tuple(_column(column) for column in columns), tuple(text), words, found["dense"]
-        )
-        names = [*encoder.text, *(column.name for column in encoder.columns)]
-        if len(set(names)) != len(names) or (words > 0) != bool(text) or (encoder.dense and words):
-            raise ValueError(
-                "encoder: columns are named twice, or words and text do not belong together"
-            )
-        if not 1 <= encoder.width <= _MOST_FEATURES:
-            raise ValueError("encoder: has no features or too many")
-        return encoder
-
-
-_FIELDS: dict[str, type] = {
-    "name": str, "kind": str, "missing": bool, "log": bool, "scaled": bool, "mean": float, "deviation": float,
-    "values": list, "buckets": int, "parts": list,
-}  # fmt: skip
-
-
-def _column(found: object) -> Column:
-    """A column from plain values that may be a stranger's."""
-    if not isinstance(found, dict) or not {"name", "kind"} <= found.keys() <= _FIELDS.keys():
-        raise ValueError("encoder: a column has no name and kind, or something else")
-    where = f"encoder: column {str(found['name'])[:50]!r}"
-    for key, value in found.items():
-        wanted = _FIELDS[key]
-        if isinstance(value, tuple):
-            value = list(value)
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise ValueError(f"{where}: {key} is not a {wanted.__name__}")
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
-    }
-    column = Column(**fields)
-    if column.kind not in get_args(Kind):
-        raise ValueError(f"{where}: {str(column.kind)[:50]!r} is not a kind of column")
-    numbers = (column.mean, column.deviation)
-    if not all(abs(number) <= LARGEST for number in numbers) or column.deviation < 1 / LARGEST:
-        raise ValueError(f"{where}: mean or deviation is not a number to scale by")
-    if not _are_names(column.values) or bool(column.values) != (column.kind == "category"):
-        raise ValueError(f"{where}: values are not the names of a category")
-    if not 0 <= column.buckets <= _MOST_FEATURES or bool(column.buckets) != (
-        column.kind == "hashed"
-    ):
-        raise ValueError(f"{where}: buckets are not those of a hashed category")
-    unknown = [part for part in column.parts if part not in _PARTS] or len(
-        set(column.parts)
-    ) != len(column.parts)
-    if unknown or bool(column.parts) != (column.kind == "date"):
-        raise ValueError(f"{where}: parts are not those of a date")
-    return column
-
-
-def _are_names(found: object) -> bool:
-    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
-        return False
-    return len(set(found)) == len(found)
+        try:
+            return read_checked(cls, found)
+        except ValueError as error:
+            raise ValueError(f"encoder: {error}") from None
 
 
 def _bucket(name: str, buckets: int) -> int:

@@ -1,4 +1,4 @@
-"""Validation of a data set folder: fields of its header, types, shapes and sizes of its files.
+"""Validation of a data set folder: types, shapes and sizes of its files, and the numbers in them.
 
 Rules say which numbers a file may hold; `fedbandit.data.checksums` applies them while it reads
 every byte. What has passed may be trusted by the kernels: they check nothing again. Knows nothing
@@ -10,124 +10,16 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from fedbandit.core.contexts import ItemSpec
 from fedbandit.core.errors import DataError
-from fedbandit.data.encoder import Encoder
-
-_MOST_ENTRIES = 2**62
-
-
-_TYPES: dict[str, type] = {
-    "name": str,
-    "multilabel": bool,
-    "logged": bool,
-    "source": dict,
-    "fingerprint": str,
-}
-
-
-_LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
-
-
-def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a `Header` from the plain values of a JSON file.
-
-    Every field must be there, with its own type; `shape`, counts, pairs of letters and the encoder
-    must agree with each other. `ValueError` names the field that is wrong, in words that fit behind
-    the name of the file: "shape is not that of a context".
-    """
-    found = {"encoder": None, "items": None, "item_encoder": None, **fields}
-    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder", "items", "item_encoder"}
-    if wrong := sorted(needed ^ found.keys()):
-        raise ValueError(
-            f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}"
-        )
-    for name, kind in _TYPES.items():
-        if type(found[name]) is not kind:
-            raise ValueError(
-                f"{name} is not {'true or false' if kind is bool else f'a {kind.__name__}'}"
-            )
-    for name in _LISTS:
-        if not isinstance(found[name], list):
-            raise ValueError(f"{name} is not a list")
-    if found["kind"] not in ("dense", "sparse"):
-        raise ValueError("kind is neither dense nor sparse")
-    if type(found["scale"]) not in (int, float) or not math.isfinite(found["scale"]):
-        raise ValueError("scale is not a finite number")
-    shape, actions = found["shape"], found["actions"]
-    if (
-        not _whole(shape)
-        or math.prod(shape) > _MOST_ENTRIES
-        or (found["kind"] == "sparse" and len(shape) != 1)
-    ):
-        raise ValueError("shape is not that of a context")
-    items = _items(found["items"])
-    if bool(actions) == (items is not None) or not all(isinstance(name, str) for name in actions):
-        raise ValueError("actions are not a list of names")
-    for name in ("action_counts", "published_counts"):
-        counts = found[name]
-        if not _whole(counts) or (
-            len(counts) != len(actions) and (name == "action_counts" or counts)
-        ):
-            raise ValueError(f"{name} are not one whole number for each action")
-    pairs = found["lower_case"]
-    if not all(
-        isinstance(pair, list) and len(pair) == 2 and _whole(pair, len(actions) - 1)
-        for pair in pairs
-    ):
-        raise ValueError("lower_case are not pairs of actions")
-    encoder = None if found["encoder"] is None else Encoder.from_json(found["encoder"])
-    if encoder is not None and (
-        shape != [encoder.width] or encoder.dense != (found["kind"] == "dense")
-    ):
-        raise ValueError("encoder does not make contexts of this kind and shape")
-    of_items = found["item_encoder"]
-    if of_items is not None:
-        of_items = Encoder.from_json(of_items)
-        if items is None or list(items.shape) != [of_items.width]:
-            raise ValueError("item_encoder does not make features of this shape")
-    sequences = {
-        name: tuple(found[name])
-        for name in ("shape", "actions", "action_counts", "published_counts")
-    }
-    return {
-        **found,
-        **sequences,
-        "lower_case": dict(pairs),
-        "encoder": encoder,
-        "items": items,
-        "item_encoder": of_items,
-    }
-
-
-def _items(found: Any) -> ItemSpec | None:
-    """What a header says about the items of a catalogue."""
-    if found is None:
-        return None
-    if not isinstance(found, dict) or set(found) != {"kind", "shape", "shown", "most"}:
-        raise ValueError("items are not described by kind, shape, shown and most")
-    kind, shape, shown = found["kind"], found["shape"], found["shown"]
-    one_axis = kind == "sparse" and isinstance(shape, list) and len(shape) == 1
-    if not (kind == "dense" or one_axis) or not isinstance(shape, list) or not _whole(shape):
-        raise ValueError("items do not have the kind and shape of features")
-    most = found["most"]
-    if type(shown) not in (int, float) or type(most) is not int or not 1 <= shown <= most:
-        raise ValueError("items: shown and most are not numbers of candidates")
-    return ItemSpec(kind, tuple(shape), float(shown), most)
-
-
-def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:
-    return all(type(number) is int and 0 <= number <= largest for number in numbers)
-
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -135,107 +27,78 @@ _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-class ValueRule(Protocol):
-    """A rule for the numbers of one array, applied block by block while the file is read.
+ValueRule = Callable[[np.ndarray, np.ndarray], tuple[int, str] | None]
+"""A rule for the numbers of one array, applied block by block while the file is read.
 
-    `Within`, `Offsets` and `ClientIds` are the rules of data sets. A rule keeps nothing between
-    blocks: what it needs of the block before is handed to it.
-    """
-
-    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        """The first wrong entry of a block; `before` holds the last entry of the block before it,
-        or nothing.
-        """
-        ...
-
-    def wrong(self, value: object) -> str:
-        """The fault of an entry in words, for the end of a message."""
-        ...
+`rule(block, before)` gives the place of the first wrong entry and its fault in words, or None.
+`before` holds the last entry of the block before, or nothing: rules keep nothing between blocks.
+"""
 
 
-@dataclass(frozen=True)
-class Within:
+def within(low: float, high: float, fault: str) -> ValueRule:
     """Numbers from `low` to `high`, both included; NaN never is."""
 
-    low: float
-    high: float
-    wanted: str
-
-    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        """The first number outside the range, or None; a good block takes no further memory."""
+    def rule(block: np.ndarray, before: np.ndarray) -> tuple[int, str] | None:
         # Smallest and largest take no further memory; NaN comes through both and compares as false.
-        if block.min() >= self.low and block.max() <= self.high:
+        if block.min() >= low and block.max() <= high:
             return None
-        return int(np.argmin((block >= self.low) & (block <= self.high)))
+        place = int(np.argmin((block >= low) & (block <= high)))
+        return place, f"{block[place]} is {fault}"
 
-    def wrong(self, value: object) -> str:
-        """`7 is outside 0..4`, for the end of a message."""
-        return f"{value} is {self.wanted}"
-
-
-FINITE = Within(-_LARGEST, _LARGEST, "not finite")
+    return rule
 
 
-PROPENSITY = Within(_SMALLEST, 1.0, "outside (0, 1]")
+FINITE = within(-_LARGEST, _LARGEST, "not finite")
+PROPENSITY = within(_SMALLEST, 1.0, "outside (0, 1]")
 
 
-def below(number: int) -> Within:
+def below(number: int) -> ValueRule:
     """Whole numbers from 0 to number - 1."""
-    return Within(0, number - 1, f"outside 0..{number - 1}")
+    return within(0, number - 1, f"outside 0..{number - 1}")
 
 
-@dataclass(frozen=True)
-class Offsets:
-    """Where rows begin: from 0, never descending. The last one is the length of what they point
-    into.
+def ascending(block: np.ndarray, before: np.ndarray) -> tuple[int, str] | None:
+    """Offsets: where rows begin, from 0, never descending; the last is the length of the whole.
 
     A reader slices `values[offsets[i]:offsets[i + 1]]`, so a wrong offset would read the memory
     behind an array.
     """
-
-    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        """The first offset that is below the one before it, or a first one that is not 0."""
-        if block[0] != 0 if not len(before) else block[0] < before[0]:
-            return 0
-        descending = block[1:] < block[:-1]
-        return int(np.argmax(descending)) + 1 if descending.any() else None
-
-    def wrong(self, value: object) -> str:
-        """`offset 3 does not follow`, for the end of a message."""
-        return f"offset {value} does not follow: offsets ascend from 0"
+    wrong = np.append(
+        block[0] < before[0] if len(before) else block[0] != 0, block[1:] < block[:-1]
+    )
+    if not wrong.any():
+        return None
+    place = int(np.argmax(wrong))
+    return place, f"offset {block[place]} does not follow: offsets ascend from 0"
 
 
-@dataclass(frozen=True)
-class ClientIds:
-    """Client ids in UTF-8, none empty, strictly ascending.
-
-    The order makes the place of a client in its split a function of the ids alone, and two clients
-    of one id impossible. Names of items need no order.
-    """
-
-    sorted: bool = True
-
-    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        """The first id that is empty, not UTF-8, or not above the one before it."""
-        ids = np.concatenate([before, block])
-        good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[
-            -len(block) :
-        ]
-        good = good if self.sorted else block != b""
-        if not good.all():
-            return int(np.argmin(good))
-        # Each id behind a zero byte, so that half a letter at the end of one cannot be completed by the next.
+def item_names(block: np.ndarray, before: np.ndarray) -> tuple[int, str] | None:
+    """Names in UTF-8, none empty, in any order."""
+    good = block != b""
+    place = None if good.all() else int(np.argmin(good))
+    if place is None:
+        # Each behind a zero byte, so that half a letter at the end of one cannot be completed by the next.
         letters = np.zeros((len(block), block.dtype.itemsize + 1), np.uint8)
         letters[:, 1:] = block.view(np.uint8).reshape(len(block), -1)
         try:
             letters.tobytes().decode("utf-8")
         except UnicodeDecodeError as error:
-            return error.start // letters.shape[1]
-        return None
+            place = error.start // letters.shape[1]
+    fault = "is empty, not UTF-8 or not in ascending order"
+    return None if place is None else (place, f"{block[place]!r} {fault}")
 
-    def wrong(self, value: object) -> str:
-        """The id in quotes and what is expected of it, for the end of a message."""
-        return f"client {value!r} is empty, not UTF-8 or not in ascending order"
+
+def client_ids(block: np.ndarray, before: np.ndarray) -> tuple[int, str] | None:
+    """Client ids in UTF-8, none empty, strictly ascending.
+
+    The order makes the place of a client in its split a function of the ids alone, and two clients
+    of one id impossible.
+    """
+    descending = np.append(before, block[:-1]) >= block[1 - len(before) :]
+    if descending.any():
+        place = int(np.argmax(descending)) + 1 - len(before)
+        return place, f"{block[place]!r} is not in ascending order"
+    return item_names(block, before)
 
 
 AGAIN = "import the data set again"

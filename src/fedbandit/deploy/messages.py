@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import PlainValidator, ValidationError
+from pydantic import PlainValidator
 
 Kind = Literal["install", "train", "ready", "secure", "judge"]
 PROTOCOL = 2  # of what is said in requests and replies
@@ -50,27 +50,6 @@ def checked(test: Callable[[Any], bool], otherwise: str) -> PlainValidator:
 Name = Annotated[str, checked(is_name, "not a name of 1 to 64 characters")]
 Count = Annotated[int, checked(is_count, "not a count")]
 Number = Annotated[float, checked(is_number, "not a finite number")]
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with a message or a file, as `path: what` in one line.
-
-    Examples:
-        >>> from pydantic import TypeAdapter
-        >>> try:
-        ...     TypeAdapter(dict[str, Count]).validate_python({"events": -1})
-        ... except ValidationError as error:
-        ...     print(first_problem(error))
-        events: not a count
-    """
-    first = error.errors(include_url=False)[0]
-    said = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "missing":
-        said = "missing"
-    elif first["type"] != "value_error":
-        said = f"{said[:1].lower()}{said[1:]}, not {str(first['input'])[:50]!r}"
-    path = ".".join(str(part) for part in first["loc"])
-    return f"{path}: {said}" if path else said
 
 
 def with_protocol(facts: Mapping[str, Any]) -> dict[str, Any]:

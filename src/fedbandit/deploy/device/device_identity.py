@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, first_problem
 from fedbandit.core.files import read_object, write_json
-from fedbandit.deploy.messages import Count, Name, checked, first_problem, is_name
+from fedbandit.deploy.messages import Count, Name, checked, is_name
 from fedbandit.deploy.private_files import make_private
 from fedbandit.privacy.discrete import DeviceNoise, gaussian_epsilon
 

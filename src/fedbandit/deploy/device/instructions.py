@@ -19,13 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, first_problem
 from fedbandit.deploy.device.device_identity import MostAgreed, Terms
 from fedbandit.deploy.messages import (
     Count,
     Name,
     checked,
-    first_problem,
     is_number,
     protocol_problem,
 )

@@ -19,14 +19,13 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedbandit.core.contexts import Features, ItemSpec
-from fedbandit.core.errors import DataError, FedbanditError, MissingExtra, needing
+from fedbandit.core.errors import DataError, FedbanditError, MissingExtra, first_problem, needing
 from fedbandit.core.files import pack, read_packed, read_small, unpack, write_bytes
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.text import BagOfWords
-from fedbandit.deploy.messages import first_problem
 from fedbandit.deploy.private_files import make_private, make_private_folder
 from fedbandit.models import DataSpec, Layout, Model, build_model
 from fedbandit.policies import described_at

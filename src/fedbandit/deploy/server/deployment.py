@@ -29,11 +29,10 @@ from fedbandit.assembly.parts import (
 )
 from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, first_problem
 from fedbandit.core.files import read_object, read_packed, read_small
 from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.messages import first_problem
 from fedbandit.deploy.secure_sums import (
     LEAST,
     LEVELS,

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from fedbandit.core.errors import first_problem
 from fedbandit.deploy.messages import (
     Count,
     Number,
@@ -25,7 +26,6 @@ from fedbandit.deploy.messages import (
     Request,
     RequestPoller,
     checked,
-    first_problem,
     is_name,
 )
 from fedbandit.deploy.secure_sums import TOLERANCE

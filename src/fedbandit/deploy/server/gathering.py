@@ -20,7 +20,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError, model_validator
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, first_problem
 from fedbandit.deploy.messages import (
     Answers,
     Count,
@@ -29,7 +29,6 @@ from fedbandit.deploy.messages import (
     Request,
     RequestPoller,
     checked,
-    first_problem,
     is_count,
     is_name,
     is_number,
