@@ -16,7 +16,7 @@ from fedbandit import Config
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import ProgressReporter
-from fedbandit.data import cache_folder, checksums, open_dataset
+from fedbandit.data import cache_folder, open_dataset, validation
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.validation import FolderReader
 from fedbandit.engines import ThreadEngine
@@ -31,8 +31,8 @@ def folder(tmp_path):
 @pytest.fixture
 def stamps(monkeypatch, tmp_path):
     """Every folder counts as a large one, so that each is stamped; returns the folder of the stamps."""
-    monkeypatch.setattr(checksums, "_SMALL", 0)
-    monkeypatch.setattr(checksums, "_CLOCK_TICK", 0)
+    monkeypatch.setattr(validation, "_SMALL", 0)
+    monkeypatch.setattr(validation, "_CLOCK_TICK", 0)
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "verified"
 
@@ -41,9 +41,11 @@ def stamps(monkeypatch, tmp_path):
 def readings(monkeypatch):
     """How often a folder was read in full."""
     done = []
-    real = checksums.verify
+    real = validation.verify
     monkeypatch.setattr(
-        checksums, "verify", lambda reader, *more: (done.append(reader.folder), real(reader, *more))
+        validation,
+        "verify",
+        lambda reader, *more: (done.append(reader.folder), real(reader, *more)),
     )
     return done
 
@@ -136,7 +138,7 @@ def test_a_damaged_stamp_means_reading_again(folder, stamps, readings, content):
 
 def test_a_file_written_this_moment_is_not_stamped(folder, stamps, readings, monkeypatch):
     """Another change in the same tick of the clock would carry the same time."""
-    monkeypatch.setattr(checksums, "_CLOCK_TICK", 10**12)
+    monkeypatch.setattr(validation, "_CLOCK_TICK", 10**12)
     FederatedDataset.open(folder)
     FederatedDataset.open(folder)
     assert len(readings) == 2
@@ -157,7 +159,7 @@ def test_a_small_folder_leaves_no_stamp(folder, monkeypatch, tmp_path):
 
 
 def test_a_long_verification_shows_progress(folder, capsys, monkeypatch):
-    monkeypatch.setattr(checksums, "_LONG", 0)
+    monkeypatch.setattr(validation, "_LONG", 0)
     FederatedDataset.open(folder)
     assert "Verifying d" in capsys.readouterr().err
     FederatedDataset.open(folder, progress=ProgressReporter(None))
@@ -167,7 +169,7 @@ def test_a_long_verification_shows_progress(folder, capsys, monkeypatch):
 def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
     """Rules that compare neighbours hold across the border of two blocks."""
     folder = make(tmp_path / "d", "sparse")
-    monkeypatch.setattr(checksums, "_BLOCK", 16)
+    monkeypatch.setattr(validation, "_BLOCK", 16)
     FederatedDataset.open(folder)
     for name, entry, value in (
         ("feature_offsets", 2, 0),

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
-from fedbandit.data.checksums import write_checksums
 from fedbandit.data.dataset import Header, Log, Split
+from fedbandit.data.validation import write_checksums
 from fedbandit.data.writer import DatasetWriter
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.checksums import cache_folder
 from fedbandit.data.dataset import Catalogue, FederatedDataset, Header, Log, Split
 from fedbandit.data.encoder import Column, Encoder
+from fedbandit.data.validation import cache_folder
 from fedbandit.data.writer import DatasetWriter
 
 EMBEDDED = {

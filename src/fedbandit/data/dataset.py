@@ -22,10 +22,10 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_checked
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.checksums import CHECKSUMS, ensure_verified
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.validation import (
     AGAIN,
+    CHECKSUMS,
     FINITE,
     PROPENSITY,
     FileState,
@@ -34,6 +34,7 @@ from fedbandit.data.validation import (
     ascending,
     below,
     client_ids,
+    ensure_verified,
     item_names,
 )
 
@@ -304,6 +305,11 @@ class FederatedDataset:
         default_factory=dict
     )  # as they were when they were opened
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that there are: `train`, and `test` where some examples are held out."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
+
     @classmethod
     def open(
         cls, path: Path | str, *, verify: bool = False, progress: ProgressReporter | None = None
@@ -542,8 +548,10 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
         return False  # so little that it may stay
     if _mapped_bytes() <= limit:
         return False
-    for pages in _mappings(dataset):
-        pages.madvise(mmap.MADV_DONTNEED)
+    for array in _arrays(dataset):
+        pages: Any = array.base
+        if isinstance(pages, mmap.mmap):
+            pages.madvise(mmap.MADV_DONTNEED)
     return True
 
 
@@ -552,30 +560,17 @@ def _mapped_bytes() -> int:
     round, so it is plain.
     """
     try:
-        handle = os.open(_STATUS, os.O_RDONLY)
+        with open(_STATUS, "rb", buffering=0) as status:
+            return int(status.read(256).split()[2]) * mmap.PAGESIZE
     except OSError:
         return 0
-    try:
-        return int(os.read(handle, 256).split()[2]) * mmap.PAGESIZE
-    finally:
-        os.close(handle)
 
 
 def _arrays(dataset: FederatedDataset) -> Iterator[np.ndarray]:
     """The arrays that a simulation reads."""
-    for split in (dataset.train, dataset.test):
-        if split is None:
-            continue
-        arrays: list[np.ndarray | None] = [split.client_ids, split.offsets]
-        listed = [] if split.candidates is None else [split.candidates]
-        items = [] if split.catalogue is None else [split.catalogue.features]
-        for part in (split.features, split.labels, *listed, *items):
-            arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
-        yield from (array for array in arrays if array is not None)
-
-
-def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
-    for array in _arrays(dataset):
-        base: Any = array.base
-        if isinstance(base, mmap.mmap):
-            yield base
+    for split in dataset.splits.values():
+        items = None if split.catalogue is None else split.catalogue.features
+        parts = (split.client_ids, split.offsets, split.features, split.labels, split.candidates)
+        for part in (*parts, items):
+            arrays = (part.offsets, part.ids, part.values) if isinstance(part, Ragged) else (part,)
+            yield from (array for array in arrays if array is not None)

@@ -180,7 +180,7 @@ def export_open_bandit(
 
 
 def _logged(dataset: FederatedDataset, split: str) -> Split:
-    part = {"train": dataset.train, "test": dataset.test}.get(split)
+    part = dataset.splits.get(split)
     if part is None:
         raise DataError(f"{dataset.header.name}: has no split {split!r}")
     if part.log is None:

@@ -36,16 +36,16 @@ def outcome(path: Path | str) -> str:
     actions, catalogue = f"{dataset.header.num_actions:,} actions", dataset.train.catalogue
     chosen = actions if catalogue is None else f"{len(catalogue):,} items to choose from"
     lines = [f"{path}: {chosen}, contexts of shape {_shape(dataset)}"]
-    lines += [f"  {name}: {_size(split)}" for name, split in _splits(dataset)]
-    left_out = _left_out(dataset)
-    lines += [f"  left out: {left_out}"] if left_out else []
+    lines += [f"  {name}: {_size(split)}" for name, split in dataset.splits.items()]
+    if left_out := _left_out(dataset):
+        lines.append(f"  left out: {left_out}")
     return "\n".join([*lines, *_warnings(dataset)])
 
 
 def _warnings(dataset: FederatedDataset) -> Iterator[str]:
     """What a user would regret not to have known: most rows gone, too few rewards to judge by."""
     others = dataset.header.source.get("dropped_rows_of_other_labels", 0)
-    kept = sum(split.num_examples for _, split in _splits(dataset))
+    kept = sum(split.num_examples for split in dataset.splits.values())
     if others > kept:
         rows = f"{others:,} of {others + kept:,} rows"
         yield f"  warning: {rows} have labels that are no action; --actions N keeps more of them"
@@ -76,7 +76,7 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
     guessed = ", propensities estimated" if header.source.get("propensities") else ""
     shape = f"contexts of shape {_shape(dataset)}"
     lines = [f"{header.name}: {header.kind}, {shape}, {kind}{guessed}"]
-    for name, split in _splits(dataset):
+    for name, split in dataset.splits.items():
         marks = np.quantile(split.sizes(), [0, 0.25, 0.5, 0.75, 1], method="nearest")
         lines.append(f"{name}: {_size(split)}")
         lines.append(
@@ -110,13 +110,6 @@ def _left_out(dataset: FederatedDataset) -> str:
     return ", ".join(f"{source[key]:,} {what}" for key, what in _DROPPED.items() if key in source)
 
 
-def _splits(dataset: FederatedDataset) -> list[tuple[str, Split]]:
-    return [
-        ("train", dataset.train),
-        *([("test", dataset.test)] if dataset.test is not None else []),
-    ]
-
-
 def _size(split: Split) -> str:
     return f"{split.num_examples:,} examples of {split.num_clients:,} clients"
 
@@ -141,10 +134,8 @@ def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
     """
     if not is_image(dataset):
         if wanted is not None:
-            shape = " x ".join(str(side) for side in dataset.header.shape)
-            raise ConfigError(
-                f"picture: {dataset.header.name} has no images: its contexts are of shape {shape}"
-            )
+            shape = f"its contexts are of shape {_shape(dataset)}"
+            raise ConfigError(f"picture: {dataset.header.name} has no images: {shape}")
         return None
     if wanted is None:
         return Path(f"{dataset.header.name}-contact-sheet.png")
@@ -304,8 +295,7 @@ def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
 
 def _total_variation(counts: np.ndarray, population: np.ndarray) -> np.ndarray:
     shares = counts / counts.sum(axis=1, keepdims=True)
-    distances: np.ndarray = np.abs(shares - population).sum(axis=1) / 2
-    return distances
+    return np.asarray(np.abs(shares - population).sum(axis=1) / 2)
 
 
 def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:
@@ -350,9 +340,8 @@ def statistics(dataset: FederatedDataset) -> Iterator[str]:
     if not len(train.labels.ids):
         raise DataError(f"{header.name}: no example has a label; statistics are about labels")
     yield f"data set                     {header.name} ({header.kind}, {header.num_actions} actions)"
-    for name, split in (("train", train), ("test", dataset.test)):
-        if split is not None:
-            yield f"{name + ' clients, examples':<28} {split.num_clients:,}, {split.num_examples:,}"
+    for name, split in dataset.splits.items():
+        yield f"{name + ' clients, examples':<28} {split.num_clients:,}, {split.num_examples:,}"
     sizes = train.sizes()
     yield f"examples per client          {_quantiles(sizes)}, mean {sizes.mean():.1f}, sd {sizes.std():.1f}"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.progress import Advance
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
@@ -61,21 +61,17 @@ class SplitWriter:
         self._run_codes: list[np.ndarray] = []
         self._run_rows: list[np.ndarray] = []
         self._columns: dict[str, _Column] = {}
-        layout: dict[str, Any] = {"label_length": np.int32, "label_ids": np.int32}
-        if sparse:
-            layout |= {
-                "feature_length": np.int32,
-                "feature_ids": np.int32,
-                "feature_values": np.float32,
-            }
-        else:
-            layout |= {"features": dtype}
-        if items is not None:
-            layout |= {"candidate_length": np.int32, "candidate_ids": np.int32}
-        if timed:
-            layout |= {"times": np.float64}
-        if logged:
-            layout |= {"actions": np.int32, "rewards": np.float32, "propensities": np.float32}
+        words = {"feature_length": "int32", "feature_ids": "int32", "feature_values": "float32"}
+        listed = {"candidate_length": "int32", "candidate_ids": "int32"}
+        feedback = {"actions": "int32", "rewards": "float32", "propensities": "float32"}
+        layout = {
+            "label_length": "int32",
+            "label_ids": "int32",
+            **(words if sparse else {"features": dtype.name}),
+            **(listed if items is not None else {}),
+            **({"times": "float64"} if timed else {}),
+            **(feedback if logged else {}),
+        }
         for name, kind in layout.items():
             self._columns[name] = _Column(folder / name, np.dtype(kind))
 
@@ -186,19 +182,24 @@ class SplitWriter:
         ends = np.cumsum(lengths)
         rows = int(ends[-1]) if len(ends) else 0
 
-        def refuse(bad: np.ndarray, what: str) -> None:
+        def refuse_rows(bad: np.ndarray, what: str) -> None:
             if len(bad):
                 client = ids[int(np.searchsorted(ends, bad[0], side="right"))]
                 raise DataError(f"client {client}, row {self.examples + int(bad[0])}: {what}")
 
-        if (log is not None) != self._logged:
-            raise DataError(
-                "a logged data set needs an action, a reward and a propensity for every row; others none"
-            )
-        if len(features) != rows or len(labels) != rows:
-            raise DataError(
-                f"{rows} client ids for {len(features)} features and {len(labels)} label rows"
-            )
+        counts = f"{rows} client ids for {len(features)} features and {len(labels)} label rows"
+        feedback = "an action, a reward and a propensity for every row"
+        shape = self._shape if isinstance(features, Ragged) else features.shape[1:]
+        lists = rows if candidates is None else len(candidates)
+        faults = {
+            f"a logged data set needs {feedback}; others none": (log is not None) != self._logged,
+            counts: not len(features) == len(labels) == rows,
+            f"features have shape {shape}, the data set has {self._shape}": shape != self._shape,
+            "over a catalogue every row has candidates; elsewhere none has": (candidates is None)
+            != (self._items is None),
+            f"{rows} client ids for {lists} lists of candidates": lists != rows,
+        }
+        refuse(faults)
         for row, client in zip((ends - lengths).tolist(), ids, strict=True):
             if not client or client.endswith("\0") or len(client) > _LONGEST_ID:
                 what = "a client id is empty, ends in a zero byte or is longer than 256 characters"
@@ -210,35 +211,29 @@ class SplitWriter:
                 | (features.ids < 0)
                 | (features.ids >= self._shape[0])
             )
-            refuse(
+            refuse_rows(
                 features.row_of_entry()[wrong], "a feature is not finite or outside the vocabulary"
             )
         else:
-            if features.shape[1:] != self._shape:
-                raise DataError(
-                    f"features have shape {features.shape[1:]}, the data set has {self._shape}"
-                )
             finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
-            refuse(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
-        if (candidates is None) != (self._items is None):
-            raise DataError("over a catalogue every row has candidates; elsewhere none has")
+            refuse_rows(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
         places = np.full(rows, self._actions)
         allowed = f"outside 0..{self._actions - 1}"
         if candidates is not None:
-            if len(candidates) != rows:
-                raise DataError(f"{rows} client ids for {len(candidates)} lists of candidates")
             places, allowed = np.diff(candidates.offsets), "no place among the candidates"
-            refuse(np.flatnonzero(places < 2), "fewer than two candidates")
+            refuse_rows(np.flatnonzero(places < 2), "fewer than two candidates")
             unknown = (candidates.ids < 0) | (candidates.ids >= (self._items or 0))
-            refuse(candidates.row_of_entry()[unknown], "a candidate is not in the catalogue")
+            refuse_rows(candidates.row_of_entry()[unknown], "a candidate is not in the catalogue")
         owner = labels.row_of_entry()
-        refuse(owner[(labels.ids < 0) | (labels.ids >= places[owner])], f"a label is {allowed}")
+        refuse_rows(
+            owner[(labels.ids < 0) | (labels.ids >= places[owner])], f"a label is {allowed}"
+        )
         if log is not None:
             outside = (log.actions < 0) | (log.actions >= places)
-            refuse(np.flatnonzero(outside), f"the action is {allowed}")
-            refuse(np.flatnonzero(~np.isfinite(log.rewards)), "the reward is not finite")
+            refuse_rows(np.flatnonzero(outside), f"the action is {allowed}")
+            refuse_rows(np.flatnonzero(~np.isfinite(log.rewards)), "the reward is not finite")
             usable = (log.propensities > 0) & (log.propensities <= 1)
-            refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
+            refuse_rows(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
 
     @property
     def size(self) -> int:

@@ -20,10 +20,10 @@ from fedbandit.core.contexts import ItemSpec, rows_at
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.checksums import write_checksums
 from fedbandit.data.dataset import Catalogue, FederatedDataset, Header, Log
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.split_writer import SplitWriter, save_blocks
+from fedbandit.data.validation import write_checksums
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
@@ -91,8 +91,15 @@ class DatasetWriter:
         timed: bool = False,
     ) -> None:
         self.out = check_target(out)
+        optional = {
+            "name": name,
+            # Published counts change rewards, so they are part of the fingerprint.
+            "published_counts": None if published_counts is None else tuple(published_counts),
+            "encoder": encoder,
+            "item_encoder": item_encoder,
+        }
         self._header: dict[str, Any] = {
-            **({} if name is None else {"name": name}),
+            **{key: value for key, value in optional.items() if value is not None},
             "kind": kind,
             "shape": tuple(shape),
             "actions": tuple(actions),
@@ -101,12 +108,6 @@ class DatasetWriter:
             "scale": scale,
             "logged": logged,
         }
-        if published_counts is not None:  # they change rewards, so they are part of the fingerprint
-            self._header["published_counts"] = tuple(published_counts)
-        if encoder is not None:
-            self._header["encoder"] = encoder
-        if item_encoder is not None:
-            self._header["item_encoder"] = item_encoder
         self._catalogue, self._timed = catalogue, timed
         self._vocabularies = {"vocabulary.txt": vocabulary} if vocabulary is not None else {}
         if words := list(item_vocabulary):
@@ -166,14 +167,6 @@ class DatasetWriter:
         are places in these lists. `times`, float64 [n] in seconds, go with a writer that is timed.
         """
         self._split_writer(split).add_many(clients, features, labels, log, candidates, times)
-
-    def num_clients(self, split: str = "train") -> int:
-        """The number of clients of a split that have examples so far."""
-        return self._splits[split].clients if split in self._splits else 0
-
-    def num_examples(self, split: str = "train") -> int:
-        """The number of examples of a split so far."""
-        return self._splits[split].examples if split in self._splits else 0
 
     def finish(self, progress: ProgressReporter = SILENT) -> Path:
         """Group the examples by client, write header and arrays, and give the folder its name.
@@ -321,9 +314,7 @@ def rewrite(
         item_vocabulary=dataset.item_vocabulary(),
         timed=train.times is not None,
     ) as writer:
-        for name, split in (("train", train), ("test", dataset.test)):
-            if split is None:
-                continue
+        for name, split in dataset.splits.items():
             owners = np.repeat(np.arange(split.num_clients), split.sizes())
             other = None if propensities is None else propensities[name]
             for start in range(0, split.num_examples, _ROWS):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
@@ -172,17 +172,14 @@ def _vary_strokes(
     middle = points.mean(axis=2, keepdims=True)
     cos, sin = (stretch * np.cos(turn))[..., None], (stretch * np.sin(turn))[..., None]
     x, y = np.moveaxis(points - middle, -1, 0)
-    turned: np.ndarray = (
-        np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1) + middle + shift[:, :, None]
-    )
-    return turned
+    turned = np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
+    return np.asarray(turned + middle + shift[:, :, None])
 
 
 def _bend(points: np.ndarray, amplitudes: np.ndarray) -> np.ndarray:
     """Push the points along a few smooth waves over the plane; amplitudes [n, waves, 2]."""
     waves = np.sin(points @ _WAVES[:, :2].T + _WAVES[:, 2])
-    bent: np.ndarray = points + np.einsum("nspw,nwd->nspd", waves, amplitudes)
-    return bent
+    return np.asarray(points + np.einsum("nspw,nwd->nspd", waves, amplitudes))
 
 
 def _tilt(rng: np.random.Generator, writer: Writer, points: np.ndarray) -> np.ndarray:
@@ -218,8 +215,7 @@ def _fit_to_box(
     scale = np.minimum(pixels, SIDE - 3.0) / longer
     target = (SIDE - 1) / 2 + writer.position + _POSITION_DRAWING * rng.standard_normal((n, 2))
     centred = points - ((low + high) / 2)[:, None, None]
-    placed: np.ndarray = centred * scale[:, None, None, None] + target[:, None, None]
-    return placed
+    return np.asarray(centred * scale[:, None, None, None] + target[:, None, None])
 
 
 def _speckle(rng: np.random.Generator, writer: Writer, images: np.ndarray) -> np.ndarray:
@@ -265,20 +261,21 @@ def generate(
         raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
     mean_examples = SHAPES[like][0] if mean_examples is None else mean_examples
     test_fraction = SHAPES[like][1] if test_fraction is None else test_fraction
-    if writers < 1:
-        raise ConfigError(f"writers: must be at least 1, got {writers}")
-    if not mean_examples >= 10:
-        raise ConfigError(f"mean_examples: must be at least 10, got {mean_examples}")
-    if not 0 <= test_fraction <= 0.5:
-        raise ConfigError(f"test_fraction: must be between 0 and 0.5, got {test_fraction}")
+    outside = f"test_fraction: must be between 0 and 0.5, got {test_fraction}"
+    faults = {
+        f"writers: must be at least 1, got {writers}": writers < 1,
+        f"mean_examples: must be at least 10, got {mean_examples}": not mean_examples >= 10,
+        outside: not 0 <= test_fraction <= 0.5,
+    }
+    refuse(faults, ConfigError)
     shapes = load_shapes()
     source = {
         "embedded": "glyphs",
         "seed": seed,
         "writers": writers,
         "mean_examples": mean_examples,
+        "test_fraction": test_fraction,
     }
-    source["test_fraction"] = test_fraction
     with DatasetWriter(
         out,
         name="glyphs" if like == "glyphs" else f"glyphs-like-{like}",
@@ -307,8 +304,7 @@ def label_frequencies() -> np.ndarray:
     """Frequency of each of the 62 classes: float64 [62]."""
     letters = [int(count) for count in f"{_UPPER_HUNDREDS} {_LOWER_HUNDREDS}".split()]
     counts = np.array([_DIGIT_HUNDREDS] * 10 + letters, np.float64)
-    shares: np.ndarray = counts / counts.sum()
-    return shares
+    return np.asarray(counts / counts.sum())
 
 
 def _draw(

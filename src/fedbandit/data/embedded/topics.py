@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import GOLDEN, Purpose, bits, generator, scramble, uniforms
@@ -157,9 +157,12 @@ def make_language(
 
 def zipf_mandelbrot(n: int, shift: float = 0.0, skew: float = 1.0) -> np.ndarray:
     """Probabilities proportional to (rank + shift)^-skew: float64 [n]."""
-    weights = (np.arange(1, n + 1) + shift) ** -skew
-    shares: np.ndarray = weights / weights.sum()
-    return shares
+    return _shares((np.arange(1, n + 1) + shift) ** -skew)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    """Weights over their sum."""
+    return np.asarray(weights / weights.sum())
 
 
 def cumulative(probabilities: np.ndarray) -> np.ndarray:
@@ -362,9 +365,7 @@ def _length_distribution() -> np.ndarray:
     lengths = np.arange(1, _MAX_LENGTH + 1)
     variance = np.log(1 + (_LENGTH_SPREAD / _MEAN_LENGTH) ** 2)
     centre = np.log(_MEAN_LENGTH) - variance / 2
-    weights = np.exp(-((np.log(lengths) - centre) ** 2) / (2 * variance)) / lengths
-    shares: np.ndarray = weights / weights.sum()
-    return shares
+    return _shares(np.exp(-((np.log(lengths) - centre) ** 2) / (2 * variance)) / lengths)
 
 
 @dataclass(frozen=True)
@@ -423,12 +424,13 @@ def generate(
     shape = SHAPES[like]
     test_fraction = shape.test_fraction if test_fraction is None else test_fraction
     block = shape.block if block is None else block
-    if users < 1 or block < 1:
-        raise ConfigError(f"users: must be at least 1, and so must block; got {users} and {block}")
-    if words < 1000:
-        raise ConfigError(f"words: must be at least 1000, got {words}")
-    if not 0 <= test_fraction <= 1:
-        raise ConfigError(f"test_fraction: must be between 0 and 1, got {test_fraction}")
+    faults = {
+        f"users: must be at least 1, got {users}": users < 1,
+        f"block: must be at least 1, got {block}": block < 1,
+        f"words: must be at least 1000, got {words}": words < 1000,
+        f"test_fraction: must be between 0 and 1, got {test_fraction}": not 0 <= test_fraction <= 1,
+    }
+    refuse(faults, ConfigError)
     language = make_language(
         seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE, shape.tag_skew
     )
@@ -454,21 +456,12 @@ def generate(
             for split, first, last in (("train", 0, users), ("test", users, everybody)):
                 for start in range(first, last, block):
                     who = np.arange(start, min(start + block, last))
-                    ids, sentences, labels = _draw(seed, who, language, shape)
-                    writer.add_many(ids, sentences, labels, split=split)
+                    sizes = _sizes(seed, who, shape)
+                    ids = np.repeat(np.array([f"user{user:07d}" for user in who]), sizes)
+                    keys = bits(seed, Purpose.DATA, _USER_KEYS, who)
+                    writer.add_many(ids, *draw(keys, sizes, language), split=split)
                     advance(len(who))
         return writer.finish(progress)
-
-
-def _draw(
-    seed: int, users: np.ndarray, language: Language, shape: Shape
-) -> tuple[np.ndarray, Ragged, Ragged]:
-    """All sentences of the given users: the user's id for each, its words, its tags."""
-    sizes = _sizes(seed, users, shape)
-    keys = bits(seed, Purpose.DATA, _USER_KEYS, users)
-    sentences, labels = draw(keys, sizes, language)
-    ids = np.array([f"user{user:07d}" for user in users])
-    return np.repeat(ids, sizes), sentences, labels
 
 
 def _sizes(seed: int, users: np.ndarray, shape: Shape) -> np.ndarray:
@@ -476,5 +469,4 @@ def _sizes(seed: int, users: np.ndarray, shape: Shape) -> np.ndarray:
     u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
     more = np.rint(shape.median * np.exp(shape.spread * normal))
-    sizes: np.ndarray = np.clip(shape.least + more, 1, shape.most).astype(np.int64)
-    return sizes
+    return np.asarray(np.clip(shape.least + more, 1, shape.most), np.int64)

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.parts import nearest
 from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.core.ragged import Ragged
@@ -324,17 +324,16 @@ def _array_header(
         shape, fortran, dtype = read_npy_header(file)
     except _DAMAGE as error:  # of the array's header, or of the archive around it
         raise DataError(f"{where} is damaged: {str(error) or type(error).__name__}") from None
-    if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
-    if not dtype.itemsize or dtype.kind == "V":
-        raise DataError(f"{where} holds {dtype}, neither numbers nor names")
-    if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
-        raise DataError(
-            f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
-        )
+    longest = LONGEST_NAME * {"S": 1, "U": 4}.get(dtype.kind, dtype.itemsize)
     size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
-    if min(shape, default=0) < 0 or size > there:
-        raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
-    if size < there or (shape and not size and shape[0]):
-        raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
+    negative, fit = min(shape, default=0) < 0, f"its shape {shape} does not fit its {there:,} bytes"
+    names = f"names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
+    faults: dict[str, object] = {
+        "holds Python objects, which are never loaded; store numbers": dtype.hasobject,
+        f"holds {dtype}, neither numbers nor names": not dtype.itemsize or dtype.kind == "V",
+        f"holds {names}": dtype.itemsize > longest,
+        f"is truncated: {fit}": negative or size > there,
+        f"is damaged: {fit}": size < there or (shape and not size and shape[0]),
+    }
+    refuse({f"{where} {fault}": found for fault, found in faults.items()})
     return shape, dtype, fortran and len(shape) > 1

@@ -5,7 +5,7 @@ A column at a time, by Arrow's vectorised functions. What a cell means is decide
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -60,6 +60,16 @@ DATES = {
     "day.month.year": f"^{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}{_CLOCK}",
 }
 
+_TYPES = pa.types
+_PLAIN: tuple[tuple[Any, bool, tuple[Callable[[Any], bool], ...]], ...] = (
+    (pa.string(), True, (_TYPES.is_null, _TYPES.is_large_string, _TYPES.is_string_view)),
+    (pa.string(), True, (_TYPES.is_binary, _TYPES.is_large_binary)),  # raises if it is not UTF-8
+    (pa.timestamp("us"), False, (_TYPES.is_timestamp,)),
+    (pa.timestamp("us"), True, (_TYPES.is_date,)),
+    (pa.float64(), False, (_TYPES.is_integer, _TYPES.is_floating, _TYPES.is_decimal)),
+)
+"""Types that columns become, whether a cell that does not fit is an error, and the types they have."""
+
 
 def is_data(name: str) -> bool:
     """Whether a cell of a header looks like a number or a date, and so like data.
@@ -79,21 +89,13 @@ def plain(array: Any) -> Any:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return plain(array.dictionary_decode())
-    if pa.types.is_null(kind):
-        return array.cast(pa.string())
     if pa.types.is_string(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
         return array
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return array.cast(pa.string())
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return array.cast(pa.string())  # raises where it is not UTF-8
-    if pa.types.is_timestamp(kind):
-        local = pc.local_timestamp(array) if kind.tz else array
-        return local.cast(pa.timestamp("us"), safe=False)
-    if pa.types.is_date(kind):
-        return array.cast(pa.timestamp("us"))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return array.cast(pa.float64(), safe=False)
+    if pa.types.is_timestamp(kind) and kind.tz:
+        array = pc.local_timestamp(array)
+    for target, safe, kinds in _PLAIN:
+        if any(is_such(kind) for is_such in kinds):
+            return array.cast(target, safe=safe)
     raise DataError(f"holds {kind}, which is neither text, number, date nor flag")
 
 

@@ -109,9 +109,8 @@ class TableBatch:
         """A column as names without the space around them; missing values are empty strings."""
         array = self.array(name)
         if pa.types.is_nested(array.type):
-            raise DataError(
-                f"{self.table.column(name)}: expected text or whole numbers, found {array.type}"
-            )
+            where = self.table.column(name)
+            raise DataError(f"{where}: expected text or whole numbers, found {array.type}")
         try:
             return cells.names(array)
         except DataError as error:
@@ -120,11 +119,8 @@ class TableBatch:
     def texts(self, name: str) -> list[str]:
         """A column as texts; missing values are empty."""
         array = self.array(name)
-        if pa.types.is_nested(array.type):
-            raise DataError(f"{self.table.column(name)}: expected text, found {array.type}")
-        if not pa.types.is_string(array.type):
-            return self.names(name)
-        return [cell or "" for cell in array.to_pylist()]
+        is_text = pa.types.is_string(array.type)
+        return [cell or "" for cell in array.to_pylist()] if is_text else self.names(name)
 
     def lists(self, name: str, separator: str = WHOLE) -> list[list[str]]:
         """The names in each cell: a list holds any number, a text those between separators."""
@@ -142,13 +138,12 @@ class TableBatch:
             " ".join(found) for found in zip(*(self.texts(name) for name in names), strict=True)
         ]
 
-    def exact(self, name: str, written: str = "1234.5") -> np.ndarray:
+    def exact(self, name: str) -> np.ndarray:
         """A column of numbers without gaps, float64 [rows]; what is missing or no number is named
         by its row.
         """
-        array = self.array(name)
         try:
-            found = cells.numbers(array, written)
+            found = cells.numbers(self.array(name))
         except DataError as error:
             raise DataError(f"{self.table.column(name)}: {error}") from None
         self.check_finite(name, found)

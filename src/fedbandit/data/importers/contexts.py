@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
+from fedbandit.data import open_dataset
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.importers.columns import Table, TableBatch
@@ -56,21 +57,21 @@ class ColumnOptions:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
         check_counts(actions=None, vocabulary=self.vocabulary)
-        if not 2 <= self.categories <= 10_000:
-            raise ConfigError(f"categories: must be from 2 to 10,000, got {self.categories}")
-        if self.scale not in ("standard", "none"):
-            raise ConfigError(f"scale: must be standard or none, got {self.scale!r}")
-        if self.dense and self.text:
-            raise ConfigError("dense: words are never dense; leave out text or dense")
+        categories = f"categories: must be from 2 to 10,000, got {self.categories}"
+        decided = "like: the other data set decides the columns; leave out features and as"
+        faults: dict[str, object] = {
+            categories: not 2 <= self.categories <= 10_000,
+            f"scale: must be standard or none, got {self.scale!r}": self.scale
+            not in ("standard", "none"),
+            "dense: words are never dense; leave out text or dense": self.dense and self.text,
+            decided: self.like is not None and (self.features or self.treat),
+        }
+        refuse(faults, ConfigError)
         for one in self.treat:
             name, _, kind = one.rpartition("=")
             if not name:
                 raise ConfigError(f"as: expected COLUMN=KIND, got {one!r}")
             ColumnOverride.parse(kind)
-        if self.like is not None and (self.features or self.treat):
-            raise ConfigError(
-                "like: the other data set decides the columns; leave out features and as"
-            )
 
     def table(self, source: Any) -> Table:
         """The file or frame, opened as the options say."""
@@ -225,7 +226,7 @@ class Survey:
     ) -> None:
         self._table, self._options = table, options
         self._of_items, self._may_be_empty = of_items, may_be_empty
-        self.like = None if options.like is None else _like(options.like)
+        self.like = None if options.like is None else open_dataset(options.like)
         self._wishes = self._read_wishes(roles)
         if self.like is not None:
             self._check_like(self.like)
@@ -369,12 +370,6 @@ class Survey:
         words = tuple(known()) if text else ()
         order = {name: place for place, name in enumerate(self._table.names)}
         return ContextPlan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
-
-
-def _like(source: Path | str) -> FederatedDataset:
-    from fedbandit.data import open_dataset
-
-    return open_dataset(source)
 
 
 def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.contexts import Features, rows_at
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
@@ -46,12 +46,15 @@ class ItemOptions:
     columns: ColumnOptions = field(default_factory=ColumnOptions)  # how item columns are read
 
     def __post_init__(self) -> None:
-        if self.candidates is not None and self.negatives is not None:
-            raise ConfigError("negatives: the candidates are given; leave out one of the two")
-        if isinstance(self.negatives, str) and self.negatives != "all":
-            raise ConfigError(f"negatives: must be a number or all, got {self.negatives!r}")
-        if isinstance(self.negatives, int) and not 1 <= self.negatives <= 10_000:
-            raise ConfigError(f"negatives: must be from 1 to 10,000, got {self.negatives}")
+        both = self.candidates is not None and self.negatives is not None
+        number = self.negatives if isinstance(self.negatives, int) else 1
+        named = isinstance(self.negatives, str) and self.negatives != "all"
+        faults = {
+            "negatives: the candidates are given; leave out one of the two": both,
+            f"negatives: must be a number or all, got {self.negatives!r}": named,
+            f"negatives: must be from 1 to 10,000, got {number}": not 1 <= number <= 10_000,
+        }
+        refuse(faults, ConfigError)
 
 
 class ItemTable:

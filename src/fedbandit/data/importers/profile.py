@@ -328,12 +328,8 @@ class Profile:
         used = self._logs[written] if log and scaled else numbers
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
             if self.wish is None:
-                same = self.present == self.rows
-                return ColumnReading(
-                    self.name,
-                    "ignore",
-                    note="always the same" if same else "always the same or missing",
-                )
+                gone = "" if self.present == self.rows else " or missing"
+                return ColumnReading(self.name, "ignore", note=f"always the same{gone}")
             log = scaled = False  # nothing to scale by
         mean, deviation = (used.mean, used.deviation) if scaled else (0.0, 1.0)
         wrong = self.present - numbers.count
@@ -383,13 +379,12 @@ class Profile:
             least, most = _BUCKETS
             enough = 1 << max(self._distinct.distinct - 1, 1).bit_length()
             buckets = (self.wish.buckets if self.wish else None) or min(max(enough, least), most)
-            return ColumnReading(
-                self.name, "hashed", Column(name=self.name, kind="hashed", missing=missing > 0, buckets=buckets),
-                missing=missing,
-            )  # fmt: skip
-        values = in_natural_order(self._distinct.top(categories))
-        column = Column(name=self.name, kind="category", missing=missing > 0, values=tuple(values))
-        return ColumnReading(self.name, "category", column, missing=missing)
+            how: dict[str, Any] = {"kind": "hashed", "buckets": buckets}
+        else:
+            values = in_natural_order(self._distinct.top(categories))
+            how = {"kind": "category", "values": tuple(values)}
+        column = Column(name=self.name, missing=missing > 0, **how)
+        return ColumnReading(self.name, column.kind, column, missing=missing)
 
     def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> ColumnReading:
         """A reading whose wrong cells count as missing."""

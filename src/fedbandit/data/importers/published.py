@@ -28,8 +28,8 @@ from google.protobuf.message import DecodeError
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.data import cache_folder
 from fedbandit.data.importers.common import check_unpacked, unpacked_name
+from fedbandit.data.validation import cache_folder
 from fedbandit.data.writer import claim
 
 _CHUNK = 1 << 18
