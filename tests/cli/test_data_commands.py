@@ -19,7 +19,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
-from fedbandit.data.importers.published import unpacked
+from fedbandit.data.importers.published import open_published
+from fedbandit.data.writer import DatasetWriter
 
 TABLE = "user,title,tags\n" + "".join(
     f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200)
@@ -251,7 +252,8 @@ def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, wait
     process.kill()
     process.communicate()
     assert [p.name for p in (tmp_path / "new").iterdir()] == [".out.partial"]
-    (tmp_path / "new" / ".out.unpacked").write_text("left by a killed import of a packed file")
+    left = tmp_path / "new" / ".out.partial" / "unpacked"
+    left.write_text("left by a killed import of a packed file")
     done = fedbandit(*table_arguments(tmp_path), "--out", tmp_path / "new" / "out")
     assert done.returncode == 0, done.stderr
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["out"]
@@ -259,14 +261,17 @@ def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, wait
 
 def test_a_second_import_of_a_packed_file_does_not_disturb_the_first(tmp_path, here):
     path = pack(write_sqlite(tmp_path / "emnist_all.sqlite", emnist_rows()))
-    with unpacked(path, tmp_path / "out", SILENT) as database:
+    with (
+        DatasetWriter(tmp_path / "out", kind="dense", shape=(1,), actions="ab") as writer,
+        open_published(path, copy := writer.staging / "unpacked", SILENT),
+    ):
         mistake(
             here("import", "emnist", path, "--out", tmp_path / "out"),
             "another import is writing it",
         )
         with pytest.raises(DataError, match="another import is writing it"):
             import_emnist(path, tmp_path / "out")
-        assert database.read_bytes() == (tmp_path / "emnist_all.sqlite").read_bytes()
+        assert copy.read_bytes() == (tmp_path / "emnist_all.sqlite").read_bytes()
     assert here("import", "emnist", path, "--out", tmp_path / "out").returncode == 0
 
 

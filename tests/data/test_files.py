@@ -108,7 +108,7 @@ def test_arrays_stored_by_columns_are_read(tmp_path, compressed, monkeypatch):
 
 def test_messages_never_name_what_is_written_on_the_way(tmp_path):
     for error in (OSError(5, "Input/output error", str(tmp_path / ".out.partial" / "train.spool" / "features")),
-                  OSError(28, "No space left", str(tmp_path / ".out.unpacked"))):  # fmt: skip
+                  OSError(28, "No space left", str(tmp_path / ".out.partial" / "unpacked"))):  # fmt: skip
         with pytest.raises(DataError) as caught, importing(tmp_path / "out"):
             raise error
         assert str(caught.value).startswith(f"{tmp_path / 'out'}: ")

@@ -116,7 +116,7 @@ def test_a_packed_file_that_asks_for_all_memory_is_refused(tmp_path):
     path.write_bytes(packed)
     with (
         pytest.raises(DataError, match=r"lzma: damaged: "),
-        published.unpacked(path, tmp_path / "out", SILENT),
+        published.open_published(path, tmp_path / "out", SILENT),
     ):
         pass
 

@@ -312,7 +312,7 @@ CRAFTED = {
     "a pipe in place of a file": (
         "sparse",
         lambda f: ((f / "train" / "offsets.npy").unlink(), os.mkfifo(f / "train" / "offsets.npy")),
-        "train/offsets.npy: not a file",
+        "train/offsets.npy: is not a file",
     ),
     "shape as text": ("sparse", header(shape="30"), "header.json: shape"),
     "shape negative": ("dense", header(shape=[-3, 2]), "header.json: shape"),

@@ -26,26 +26,6 @@ from fedbandit.data.split_writer import SplitWriter, save_blocks
 from fedbandit.data.validation import write_checksums
 
 
-def claim(path: Path, flags: int, out: Path) -> int:
-    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
-    `out` are refused.
-    """
-    import fcntl  # a device, which may have none, writes no data sets
-
-    lock = os.open(path, flags, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), os.stat(path)):
-            raise BlockingIOError
-    except (
-        BlockingIOError,
-        FileNotFoundError,
-    ):  # another one holds it, or has this moment renamed or removed it
-        os.close(lock)
-        raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
-    return lock
-
-
 def check_target(out: Path | str) -> Path:
     """The path of a data set to write; one that already holds something is refused.
 
@@ -65,6 +45,8 @@ class DatasetWriter:
     unless finished.
 
     Memory holds one batch and a few bytes for every client, however many examples there are.
+    `staging` is the folder that it works in; importers may put files there, and remove them before
+    `finish`.
     Without a `name` the data set is called as its folder, which is no part of its fingerprint.
     """
 
@@ -120,13 +102,13 @@ class DatasetWriter:
             raise DataError(
                 f"{self.out}: features are stored as float32 or uint8, not {self._dtype}"
             )
-        self._folder = self.out.parent / f".{self.out.name}.partial"
+        self.staging = self.out.parent / f".{self.out.name}.partial"
         self._splits: dict[str, SplitWriter] = {}
         self._made_parents = [
             p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
         ]
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self._lock: int | None = _claimed(self._folder, self.out)
+        self._lock: int | None = _claimed(self.staging, self.out)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +124,7 @@ class DatasetWriter:
         for writer in self._splits.values():
             writer.close()
         if self._lock is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.staging, ignore_errors=True)
             self._release()
         for parent in self._made_parents:  # innermost first
             if parent.is_dir() and not any(parent.iterdir()):
@@ -187,7 +169,7 @@ class DatasetWriter:
         with progress.task("Grouping by client", size, unit="B") as advance:
             for split, writer in sorted(self._splits.items()):
                 if writer.examples:
-                    sums |= writer.complete(self._folder / split, digest, advance)
+                    sums |= writer.complete(self.staging / split, digest, advance)
                 writer.close()
         if self._catalogue is not None:
             sums |= self._write_catalogue(self._catalogue, digest)
@@ -205,10 +187,10 @@ class DatasetWriter:
         sums["header.json"] = self._write(
             "header.json", json.dumps(header.to_json(), indent=1).encode()
         )
-        write_checksums(self._folder, sums)
+        write_checksums(self.staging, sums)
         if check_target(self.out).exists():
             self.out.rmdir()  # empty
-        self._folder.rename(self.out)
+        self.staging.rename(self.out)
         self._release()
         return self.out
 
@@ -226,7 +208,7 @@ class DatasetWriter:
         return ItemSpec("dense", items.shape[1:], shown, most)
 
     def _write_catalogue(self, catalogue: Catalogue, digest: Any) -> dict[str, str]:
-        folder, items = self._folder / "catalogue", catalogue.features
+        folder, items = self.staging / "catalogue", catalogue.features
         folder.mkdir()
         if isinstance(items, Ragged):
             parts = {"offsets": items.offsets, "ids": items.ids, "values": items.values}
@@ -244,7 +226,7 @@ class DatasetWriter:
 
     def _write(self, name: str, content: bytes) -> str:
         """Write a file beside the splits, on disk for good: its SHA-256."""
-        with open(self._folder / name, "wb") as file:
+        with open(self.staging / name, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -259,7 +241,7 @@ class DatasetWriter:
         if split not in self._splits:
             h = self._header
             self._splits[split] = SplitWriter(
-                self._folder / f"{split}.spool",
+                self.staging / f"{split}.spool",
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
                 actions=len(h["actions"]),
@@ -272,11 +254,21 @@ class DatasetWriter:
 
 
 def _claimed(folder: Path, out: Path) -> int:
-    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of
-    it is refused.
+    """Make the staging folder of `out`, locked and empty: a descriptor to close in the end.
+
+    While it is open, a second import of `out` is refused.
     """
+    import fcntl  # a device, which may have none, writes no data sets
+
     folder.mkdir(exist_ok=True)
-    lock = claim(folder, os.O_RDONLY, out)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(folder)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):  # another holds it, or has just renamed it
+        os.close(lock)
+        raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
     for left in folder.iterdir():  # by an import that was killed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     return lock

@@ -6,7 +6,6 @@ client on its side.
 """
 
 import errno
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from fedbandit.core.process import handling
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.data.dataset import Log
-from fedbandit.data.writer import DatasetWriter, check_target, claim
+from fedbandit.data.writer import DatasetWriter, check_target
 
 MOST_ACTIONS = 1_000_000
 LONGEST_NAME = 1024  # characters of a client's or a label's name
@@ -269,8 +268,8 @@ class Dropped:
     `report` goes into the header's `source`, from where `data info` prints it.
     """
 
-    def __init__(self, clients: Iterable[str] = ()) -> None:
-        self._seen = set(clients)  # a source may list clients that have no rows at all
+    def __init__(self) -> None:
+        self.seen: set[str] = set()  # a source may list clients that have no rows at all
         self._kept: set[str] = set()
         self._counts: Counter[str] = Counter()
 
@@ -286,13 +285,13 @@ class Dropped:
             self._counts[reason] += int((left & rows).sum())
             left &= ~rows
         keep = np.flatnonzero(left)
-        self._seen.update(client for client in clients if client)
+        self.seen.update(client for client in clients if client)
         self._kept.update(clients[row] for row in keep.tolist())
         return keep
 
     def report(self) -> dict[str, Any]:
         """For the header's `source`: only what happened."""
-        counts = {"clients": len(self._seen - self._kept), **self._counts}
+        counts = {"clients": len(self.seen - self._kept), **self._counts}
         return {f"dropped_{reason}": count for reason, count in counts.items() if count}
 
 
@@ -326,7 +325,6 @@ def importing(out: Path | str) -> Iterator[None]:
     data set, not the staging folder; on a full disk it says so.
     """
     out = check_target(out)
-    _clear_unpacked(out)  # the writer clears its own leftovers
     with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
         try:
             yield
@@ -342,19 +340,3 @@ def importing(out: Path | str) -> Iterator[None]:
 
 def _interrupt(number: int) -> None:
     raise KeyboardInterrupt
-
-
-def _clear_unpacked(out: Path) -> None:
-    """Remove what a killed import of this target left; refused while another one is working with
-    it.
-    """
-    copy = unpacked_name(out)
-    if copy.exists():
-        lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
-        copy.unlink()
-        os.close(lock)
-
-
-def unpacked_name(out: Path) -> Path:
-    """One name per target, so that the next import of the target finds what a killed one left."""
-    return out.parent / f".{out.name}.unpacked"

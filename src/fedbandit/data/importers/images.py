@@ -11,7 +11,7 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.importers.common import GuardedJson, HoldOut, Rows, one_each, write_rows
-from fedbandit.data.importers.published import PublishedSqlite, unpacked
+from fedbandit.data.importers.published import open_published
 from fedbandit.data.text import EMNIST_ACTIONS, case_map
 from fedbandit.data.writer import DatasetWriter, check_target
 
@@ -44,17 +44,18 @@ def as_bytes(pixels: np.ndarray) -> np.ndarray:
 def write_images(
     out: Path | str,
     actions: Sequence[str],
-    read: Callable[[dict[str, Any]], Iterator[Image]],
+    read: Callable[[dict[str, Any], Path], Iterator[Image]],
     source: dict[str, Any],
     bytewise: bool = True,
 ) -> Path:
-    """Write all images that `read(facts)` yields; it is called a second time if they turn out not
-    to be bytes. What it adds to `facts` goes into the header's `source`.
+    """Write all images that `read(facts, folder)` yields; called a second time if they turn out not
+    to be bytes. What it adds to `facts` goes into the header's `source`; files that it needs on the
+    way may be put into the folder.
     """
     facts: dict[str, Any] = {}
 
-    def batches() -> Iterator[Rows]:
-        images = read(facts)
+    def batches(folder: Path) -> Iterator[Rows]:
+        images = read(facts, folder)
         while batch := list(islice(images, _BATCH)):
             is_test, clients, pixels, labels = zip(*batch, strict=True)
             stacked = np.stack(pixels).reshape(-1, SIDE, SIDE)
@@ -72,7 +73,7 @@ def write_images(
             dtype=np.uint8 if bytewise else np.float32,
             source=source,
         ) as writer:
-            return write_rows(writer, batches(), facts=lambda: facts)
+            return write_rows(writer, batches(writer.staging), facts=lambda: facts)
     except NotBytes:
         return write_images(out, actions, read, source, bytewise=False)
 
@@ -84,29 +85,28 @@ def import_emnist(
     progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
-    path, out = Path(path), check_target(out)
+    path = Path(path)
+    check_target(out)
     variant = "digits_only" if digits_only else "all"
     actions = EMNIST_ACTIONS[:10] if digits_only else EMNIST_ACTIONS
-    with unpacked(path, out, progress) as database, PublishedSqlite(database) as published:
-        promised = {
-            name: published.clients(name) for name in (f"{variant}_train", f"{variant}_test")
-        }
 
-        def read(facts: dict[str, Any]) -> Iterator[Image]:
-            seen: set[str] = set()
+    def read(facts: dict[str, Any], folder: Path) -> Iterator[Image]:
+        seen: set[str] = set()
+        with open_published(path, folder / "unpacked", progress) as published:
+            splits = (f"{variant}_train", f"{variant}_test")
+            promised = {name: published.clients(name) for name in splits}
             rows = published.rows(promised, ("pixels", "label"), progress, "Writing images")
             for split, client, row, features in rows:
-                where = f"{published.path}: client {client}, row {row}"
                 pixels: Any = features.get("pixels")
                 label: Any = features.get("label")
-                _check_image(pixels, label, len(actions), where)
+                _check_image(pixels, label, len(actions), f"{path}: client {client}, row {row}")
                 seen.add(client)
                 yield split.endswith("test"), client, pixels, int(label[0])
-            if empty := set().union(*promised.values()) - seen:
-                facts["dropped_clients"] = len(empty)
+        if empty := set().union(*promised.values()) - seen:
+            facts["dropped_clients"] = len(empty)
 
-        source = {"importer": "emnist", "file": path.name, "variant": variant}
-        return write_images(out, actions, read, source)
+    source = {"importer": "emnist", "file": path.name, "variant": variant}
+    return write_images(out, actions, read, source)
 
 
 def _check_image(pixels: Any, label: Any, classes: int, where: str) -> None:
@@ -142,7 +142,7 @@ def import_leaf(
             f"{path}: no JSON files in {path / 'train'}; expected LEAF's folders train and test"
         )
 
-    def read(facts: dict[str, Any]) -> Iterator[Image]:
+    def read(facts: dict[str, Any], folder: Path) -> Iterator[Image]:
         hold_out = HoldOut(0.0 if test else test_fraction, by_client=False)
         seen: set[str] = set()
         named: set[str] = set()

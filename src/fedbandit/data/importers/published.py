@@ -12,7 +12,8 @@ import os
 import sqlite3
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from email.message import Message
 from functools import cache
 from pathlib import Path
@@ -28,9 +29,8 @@ from google.protobuf.message import DecodeError
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.data.importers.common import check_unpacked, unpacked_name
+from fedbandit.data.importers.common import check_unpacked
 from fedbandit.data.validation import cache_folder
-from fedbandit.data.writer import claim
 
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
@@ -146,33 +146,6 @@ def _published_checksums(headers: Message) -> dict[str, str]:
 
 _UNPACKED_CHUNK = 1 << 20
 _UNPACKING_MEMORY = 1 << 27  # bytes; a file names the dictionary it wants, published ones want 8 MB
-
-
-@contextmanager
-def unpacked(path: Path, out: Path, progress: ProgressReporter) -> Iterator[Path]:
-    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the
-    `with` block.
-    """
-    if path.suffix not in (".lzma", ".xz"):
-        yield path
-        return
-    parents = [parent for parent in out.parents if not parent.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    copy = unpacked_name(out)
-    lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
-    try:
-        _unpack(path, copy, progress)
-        yield copy
-    except DataError as error:
-        raise DataError(
-            str(error).replace(str(copy), str(path))
-        ) from None  # users know the file they gave us
-    finally:
-        copy.unlink(missing_ok=True)
-        os.close(lock)
-        for parent in parents:
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
 
 
 def _unpack(path: Path, copy: Path, progress: ProgressReporter) -> None:
@@ -328,25 +301,35 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
     return found
 
 
+@contextmanager
+def open_published(
+    path: Path, copy: Path, progress: ProgressReporter
+) -> Iterator["PublishedSqlite"]:
+    """A published SQLite file, checked when opened; a packed one is unpacked to `copy` meanwhile."""
+    packed = path.suffix in (".lzma", ".xz")
+    file = copy if packed else path
+    try:
+        if packed:
+            _unpack(path, copy, progress)
+        _check_header(path, file)
+        address = f"file:{quote(str(file))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_CELL)
+            published = PublishedSqlite(path, database, file.stat().st_size)
+            published.check_tables()
+            yield published
+    finally:
+        if packed:
+            copy.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
 class PublishedSqlite:
-    """A published SQLite file, checked when opened; a context manager."""
+    """The tables of a published SQLite file; `open_published` makes it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        _check_header(path)
-        self._database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
-        self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_CELL)
-        try:
-            self._check_tables()
-        except BaseException:
-            self._database.close()
-            raise
-
-    def __enter__(self) -> "PublishedSqlite":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._database.close()
+    path: Path  # as the user has named it
+    _database: sqlite3.Connection
+    _size: int  # bytes
 
     def clients(self, split: str) -> dict[str, int]:
         """The number of examples that the metadata promises for each client of a split."""
@@ -416,7 +399,7 @@ class PublishedSqlite:
                 counts = f"{found[split]:,} examples, client_metadata promises {number:,}"
                 raise DataError(f"{self.path}: incomplete: split {split} holds {counts}")
 
-    def _check_tables(self) -> None:
+    def check_tables(self) -> None:
         """Refuse a database without the published tables and their columns."""
         for table, needed in _TABLES.items():
             made = list(
@@ -440,25 +423,22 @@ class PublishedSqlite:
 
     def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query; more rows than the file has bytes are pages in a circle."""
-        most = (
-            self.path.stat().st_size
-        )  # a row takes more than a byte: more of them come from pages that run in a circle
         try:
             for count, row in enumerate(self._database.execute(query, values)):
-                if count >= most:
+                if count >= self._size:
                     raise DataError(f"{self.path}: damaged: more rows than the file has bytes")
                 yield row
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise DataError(f"{self.path}: damaged: {error}") from None
 
 
-def _check_header(path: Path) -> None:
+def _check_header(path: Path, file: Path) -> None:
     """SQLite notices a cut-off file only when it reads the missing page; the header shows it at
     once.
     """
     try:
-        with open(path, "rb") as file:
-            header = file.read(100)
+        with open(file, "rb") as opened:
+            header = opened.read(100)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
@@ -466,5 +446,5 @@ def _check_header(path: Path) -> None:
     page = int.from_bytes(header[16:18], "big")
     size = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
     trusted = header[24:28] == header[92:96]  # otherwise an old writer left the page count stale
-    if trusted and path.stat().st_size < size:
-        raise DataError(f"{path}: truncated: {path.stat().st_size:,} of {size:,} bytes")
+    if trusted and file.stat().st_size < size:
+        raise DataError(f"{path}: truncated: {file.stat().st_size:,} of {size:,} bytes")

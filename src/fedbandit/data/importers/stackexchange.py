@@ -31,7 +31,7 @@ from fedbandit.data.importers.common import (
     unlabelled,
     write_rows,
 )
-from fedbandit.data.importers.published import Feature, PublishedSqlite, unpacked
+from fedbandit.data.importers.published import Feature, open_published
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
 
@@ -117,19 +117,15 @@ def import_stackoverflow(
     progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
-    path, out, options = Path(path), check_target(out), options or StackOverflowOptions()
+    path, options = Path(path), options or StackOverflowOptions()
+    check_target(out)
     vocabulary = read_word_counts(Path(words), options.vocabulary)
     counts = read_tag_counts(Path(tags), options.actions)
     bag = BagOfWords([word.encode() for word in vocabulary])
     encoder = LabelEncoder([tag.encode() for tag in counts])
-    with (
-        unpacked(path, out, progress) as database,
-        PublishedSqlite(database) as published,
-        _writer(out, counts, vocabulary, importer="stackoverflow", file=path.name) as writer,
-    ):
-        promised = {split: published.clients(split) for split in ("train", "test")}
-        dropped = Dropped(client for clients in promised.values() for client in clients)
-        sentences = _sentences(published, promised, progress)
+    dropped = Dropped()
+    with _writer(out, counts, vocabulary, importer="stackoverflow", file=path.name) as writer:
+        sentences = _sentences(path, writer.staging / "unpacked", dropped, progress)
         return write_rows(writer, _rows(sentences, bag, encoder, options), dropped=dropped)
 
 
@@ -248,20 +244,20 @@ def _question(post: dict[str, str]) -> Question[str]:
 
 
 def _sentences(
-    published: PublishedSqlite,
-    promised: Mapping[str, Mapping[str, int]],
-    progress: ProgressReporter,
+    path: Path, copy: Path, dropped: Dropped, progress: ProgressReporter
 ) -> Iterator[Question[bytes]]:
-    """The examples of a published file as questions."""
-    for split, client, row, features in published.rows(
-        promised, ("tokens", "title", "tags"), progress, "Writing sentences"
-    ):
-        where = f"{published.path}: client {client}, row {row}"
-        title, tokens, tags = (
-            _the_only(features, name, where) for name in ("title", "tokens", "tags")
-        )
-        words = title.split() + tokens.split()
-        yield Question(client, words, tags.split(b"|"), split == "test")
+    """The examples of a published file as questions; `dropped` learns which clients it lists."""
+    wanted = ("title", "tokens", "tags")
+    with open_published(path, copy, progress) as published:
+        promised = {split: published.clients(split) for split in ("train", "test")}
+        dropped.seen.update(*promised.values())
+        rows = published.rows(promised, wanted, progress, "Writing sentences")
+        for split, client, row, features in rows:
+            where = f"{path}: client {client}, row {row}"
+            title, tokens, tags = (_the_only(features, name, where) for name in wanted)
+            yield Question(
+                client, title.split() + tokens.split(), tags.split(b"|"), split == "test"
+            )
 
 
 def _the_only(features: Mapping[str, Feature], name: str, where: str) -> bytes:
