@@ -16,8 +16,12 @@ ROOT = Path(__file__).parent.parent
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
 PACKAGES = list(fedbandit._PACKAGES)
 MODULES = [
+    "core.errors",
+    "data.dataset",
+    "data.encoder",
     "data.importers.columns",
     "data.text",
+    "data.writer",
     "deploy.device.device_identity",
     "deploy.device.log",
     "deploy.device.model_files",
@@ -54,7 +58,8 @@ def test_examples_of_docstrings_run(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_inside_the_package_run(name):
+def test_examples_inside_the_package_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = doctest.testmod(import_module(f"fedbandit.{name}"))
     assert found.attempted, f"{name} has no example"
     assert not found.failed

@@ -4,7 +4,7 @@ A device needs numpy, safetensors and pydantic. Everything else belongs to an ex
 `pyproject.toml`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class ConfigError(FedbanditError):
     """
 
 
-def refuse(*checks: tuple[bool, str], error: type[Exception] = ConfigError) -> None:
+def refuse(*checks: tuple[object, str], error: type[Exception] = ConfigError) -> None:
     """Raise an error with the message of the first check that holds; without one, do nothing.
 
     Examples:
@@ -69,19 +69,6 @@ class DataError(FedbanditError):
         ...     print(error)
         no-such-folder: no such folder
     """
-
-
-def refuse(faults: Mapping[str, object], error: type[FedbanditError] = DataError) -> None:
-    """Raise an error for the first of the faults that is true.
-
-    Examples:
-        >>> refuse({"users: must be at least 1": 3 < 1, "block: must be even": 3 % 2}, ConfigError)
-        Traceback (most recent call last):
-        fedbandit.core.errors.ConfigError: block: must be even
-    """
-    for fault, found in faults.items():
-        if found:
-            raise error(fault)
 
 
 class Diverged(FedbanditError):

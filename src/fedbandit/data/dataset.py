@@ -95,7 +95,7 @@ class Header:
 
     @property
     def typical_actions(self) -> int:
-        """How many actions a decision has: fixed ones, or candidates on average."""
+        """Number of actions of a decision: fixed ones, or candidates on average."""
         return len(self.actions) if self.items is None else round(self.items.shown)
 
     @property
@@ -166,6 +166,11 @@ class Log:
 
     `propensities` are the probabilities with which the logging policy took the actions; off-policy
     evaluation divides by them, so all lie in (0, 1].
+
+    Examples:
+        >>> log = Log(np.array([0, 2]), np.array([1.0, 0.0]), np.array([0.5, 0.25]))
+        >>> log.take(np.array([1])).actions.tolist()
+        [2]
     """
 
     actions: np.ndarray  # int32 [n]
@@ -186,6 +191,11 @@ class Catalogue:
     Features may change over time: an item then has several rows, its versions, of which the newest
     before an event is the one that the event's list names. Lists hold rows; `items` says which item
     each row is, and everything else (names, logs, evaluation) goes by items.
+
+    Examples:
+        >>> shop = Catalogue(np.eye(3), np.array([b"tea", b"cup"]), np.array([0, 0, 1]))
+        >>> len(shop), shop.item_of(np.array([1, 2])).tolist(), shop.name(1)
+        (2, [0, 1], 'cup')
     """
 
     features: Features  # of every row
@@ -214,6 +224,15 @@ class Split:
     came (`uint8` pixels, float32, or sparse rows) and become contexts when they are asked for. A
     split with labels has no log; a logged one has rows of labels that are empty. Over a catalogue,
     labels and logged actions are places in the example's own list of candidates.
+
+    Examples:
+        >>> ids, offsets = np.array([b"ann", b"bob"]), np.array([0, 2, 3])
+        >>> x, labels = np.arange(3.0)[:, None], Ragged.from_rows([[0], [1], [1]])
+        >>> split = Split(ids, offsets, x, labels)
+        >>> split.num_clients, split.num_examples, split.sizes().tolist()
+        (2, 3, [2, 1])
+        >>> split.contexts(np.array([2])).shared.tolist()  # of bob
+        [[2.0]]
     """
 
     client_ids: np.ndarray  # bytes [clients], utf-8
@@ -260,7 +279,7 @@ class Split:
         return Candidates(listed.offsets, self.catalogue.item_of(listed.ids), features)
 
     def shared(self, rows: np.ndarray) -> Features:
-        """What is known of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
+        """Features of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
         return self._scaled(self.features[rows])

@@ -208,6 +208,13 @@ class Encoder:
     Words have an L2 norm of 1. Every other column has about 1, and so have all of them together by
     a fixed factor, so that neither side drowns the other and learning rates mean what they mean for
     text. Dense contexts are not weighed.
+
+    Examples:
+        >>> encoder = Encoder((Column(name="age", kind="number", mean=40.0, deviation=10.0),))
+        >>> encoder.matrix({"age": np.array([50.0, 30.0])}).tolist()
+        [[1.0], [-1.0]]
+        >>> Encoder.from_json(encoder.to_json()) == encoder
+        True
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}

@@ -17,7 +17,7 @@ from fedbandit.core.contexts import Features, rows_between
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import FederatedDataset, Split
+from fedbandit.data.dataset import FederatedDataset, Log, Split
 
 _ROWS = 4096
 _MOST_COLUMNS = 1000
@@ -33,13 +33,13 @@ def export_dsjson(
 
     A data set keeps the propensity of the action taken; the others share the rest equally in `p`.
     """
-    out, part = Path(out), _logged(dataset, split)
+    out, (part, log) = Path(out), _logged(dataset, split)
     features = _feature_names(dataset)
     names = [name.removeprefix("context.") for name in features]
     describe = _described(dataset)
     with _writing(out) as file:
         for at, row, client in _rows(part, names, progress):
-            event = _event(part, at, row, client, describe, dataset.header.num_actions)
+            event = _event(part, log, at, row, client, describe, dataset.header.num_actions)
             file.write(json.dumps(event, ensure_ascii=False) + "\n")
     return out
 
@@ -83,14 +83,14 @@ def _named(row: Features, names: list[str]) -> dict[str, float]:
 
 def _event(
     part: Split,
+    log: Log,
     at: int,
     features: dict[str, float],
     client: str,
     describe: Callable[[int], dict[str, Any]],
     actions: int,
 ) -> dict[str, Any]:
-    assert part.log is not None
-    log, lists = part.log, part.candidates
+    lists = part.candidates
     if lists is not None:
         could, chosen = lists.slice(at, at + 1).ids.tolist(), int(log.actions[at])
     else:
@@ -132,9 +132,8 @@ def export_open_bandit(
     `timestamp` counts the rows, since a data set keeps no time. Sets of available actions have no
     place in that layout and are refused.
     """
-    out, part = Path(out), _logged(dataset, split)
-    assert part.log is not None
-    if part.candidates is not None or part.log.available is not None:
+    out, (part, log) = Path(out), _logged(dataset, split)
+    if part.candidates is not None or log.available is not None:
         raise DataError(
             f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson"
         )
@@ -162,7 +161,6 @@ def export_open_bandit(
             ]
         )
         for at, row, client in _rows(part, features, progress):
-            log = part.log
             facts = [
                 at,
                 at,
@@ -179,7 +177,8 @@ def export_open_bandit(
     return out
 
 
-def _logged(dataset: FederatedDataset, split: str) -> Split:
+def _logged(dataset: FederatedDataset, split: str) -> tuple[Split, Log]:
+    """The split of this name, and its log; `DataError` where it has none."""
     part = dataset.splits.get(split)
     if part is None:
         raise DataError(f"{dataset.header.name}: has no split {split!r}")
@@ -187,7 +186,7 @@ def _logged(dataset: FederatedDataset, split: str) -> Split:
         raise DataError(
             f"{dataset.header.name}: holds labels, not logged decisions; there is nothing to export"
         )
-    return part
+    return part, part.log
 
 
 def _feature_names(dataset: FederatedDataset) -> list[str]:

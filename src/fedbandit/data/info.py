@@ -43,7 +43,7 @@ def outcome(path: Path | str) -> str:
 
 
 def _warnings(dataset: FederatedDataset) -> Iterator[str]:
-    """What a user would regret not to have known: most rows gone, too few rewards to judge by."""
+    """Lines about what a user would regret to miss: most rows gone, too few rewards to judge by."""
     others = dataset.header.source.get("dropped_rows_of_other_labels", 0)
     kept = sum(split.num_examples for split in dataset.splits.values())
     if others > kept:
@@ -233,21 +233,21 @@ def _item_lines(dataset: FederatedDataset) -> Iterator[str]:
     how = f"; {header.source['candidates']}" if "candidates" in header.source else ""
     yield f"candidates a decision (min, mean, max): {marks}{how}"
     if train.times is not None:
-        yield f"items first shown in each tenth of the time: {_new_items(train)}"
+        rows = train.times[train.candidates.row_of_entry()]
+        items = catalogue.item_of(train.candidates.ids)
+        yield f"items first shown in each tenth of the time: {_new_items(items, rows)}"
     if header.item_encoder is not None:
         yield from _columns(header.item_encoder)
 
 
-def _new_items(train: Split) -> str:
-    """How many items are shown for the first time in each tenth of the period."""
-    assert train.times is not None
-    assert train.candidates is not None
-    assert train.catalogue is not None
-    items = train.catalogue.item_of(train.candidates.ids)
-    first = np.full(len(train.catalogue), np.inf)
-    np.minimum.at(first, items, train.times[train.candidates.row_of_entry()])
-    first = first[np.isfinite(first)]
-    counts, _ = np.histogram(first, 10, (train.times.min(), train.times.max()))
+def _new_items(items: np.ndarray, times: np.ndarray) -> str:
+    """Numbers of items that are shown for the first time in each tenth of the period.
+
+    Both arrays have an entry for each candidate of each decision.
+    """
+    first = np.full(items.max(initial=-1) + 1, np.inf)
+    np.minimum.at(first, items, times)
+    counts, _ = np.histogram(first[np.isfinite(first)], 10, (times.min(), times.max()))
     return " ".join(f"{count:,}" for count in counts)
 
 

@@ -187,19 +187,27 @@ class SplitWriter:
                 client = ids[int(np.searchsorted(ends, bad[0], side="right"))]
                 raise DataError(f"client {client}, row {self.examples + int(bad[0])}: {what}")
 
-        counts = f"{rows} client ids for {len(features)} features and {len(labels)} label rows"
         feedback = "an action, a reward and a propensity for every row"
         shape = self._shape if isinstance(features, Ragged) else features.shape[1:]
         lists = rows if candidates is None else len(candidates)
-        faults = {
-            f"a logged data set needs {feedback}; others none": (log is not None) != self._logged,
-            counts: not len(features) == len(labels) == rows,
-            f"features have shape {shape}, the data set has {self._shape}": shape != self._shape,
-            "over a catalogue every row has candidates; elsewhere none has": (candidates is None)
-            != (self._items is None),
-            f"{rows} client ids for {lists} lists of candidates": lists != rows,
-        }
-        refuse(faults)
+        listed = (candidates is None) != (self._items is None)
+        refuse(
+            (
+                (log is not None) != self._logged,
+                f"a logged data set needs {feedback}; others none",
+            ),
+            (
+                not len(features) == len(labels) == rows,
+                f"{rows} client ids for {len(features)} features and {len(labels)} label rows",
+            ),
+            (
+                shape != self._shape,
+                f"features have shape {shape}, the data set has {self._shape}",
+            ),
+            (listed, "over a catalogue every row has candidates; elsewhere none has"),
+            (lists != rows, f"{rows} client ids for {lists} lists of candidates"),
+            error=DataError,
+        )
         for row, client in zip((ends - lengths).tolist(), ids, strict=True):
             if not client or client.endswith("\0") or len(client) > _LONGEST_ID:
                 what = "a client id is empty, ends in a zero byte or is longer than 256 characters"

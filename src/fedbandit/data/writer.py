@@ -48,6 +48,16 @@ class DatasetWriter:
     `staging` is the folder that it works in; importers may put files there, and remove them before
     `finish`.
     Without a `name` the data set is called as its folder, which is no part of its fingerprint.
+
+    Examples:
+        >>> from fedbandit.data import FederatedDataset, Ragged
+        >>> x, labels = np.ones((3, 2), np.float32), Ragged.from_rows([[0], [1], [0]])
+        >>> with DatasetWriter("visits", kind="dense", shape=(2,), actions=["a", "b"]) as writer:
+        ...     writer.add_many(["ann", "bob", "ann"], x, labels)
+        ...     path = writer.finish()
+        >>> train = FederatedDataset.open(path).train
+        >>> train.client_id(0), train.sizes().tolist()
+        ('ann', [2, 1])
     """
 
     def __init__(
@@ -195,7 +205,7 @@ class DatasetWriter:
         return self.out
 
     def _items(self) -> ItemSpec | None:
-        """What the header says about the catalogue."""
+        """Facts of the catalogue for the header; None without one."""
         if self._catalogue is None:
             return None
         items, train = self._catalogue.features, self._splits["train"]

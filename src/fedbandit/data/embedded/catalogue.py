@@ -172,7 +172,7 @@ def _shop(seed: int, count: int) -> tuple[_Shop, np.ndarray]:
 def _user(
     seed: int, user: int, shop: _Shop, tastes: np.ndarray, shown: int, personal: float
 ) -> tuple[Ragged, np.ndarray, list[list[int]], list[list[int]]]:
-    """What is known of a user, and for each visit when it was, what was shown and what was liked."""
+    """Context of a user, and of each visit its time, the items shown and those that were liked."""
     rng = generator(seed, Purpose.DATA, _USER, user)
     age, country = float(rng.normal(42, 15)), int(rng.integers(len(_COUNTRIES)))
     common = tastes[1 + country] + np.clip((age - 42) / 15, -2, 2) * tastes[0]

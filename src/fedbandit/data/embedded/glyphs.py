@@ -262,12 +262,11 @@ def generate(
     mean_examples = SHAPES[like][0] if mean_examples is None else mean_examples
     test_fraction = SHAPES[like][1] if test_fraction is None else test_fraction
     outside = f"test_fraction: must be between 0 and 0.5, got {test_fraction}"
-    faults = {
-        f"writers: must be at least 1, got {writers}": writers < 1,
-        f"mean_examples: must be at least 10, got {mean_examples}": not mean_examples >= 10,
-        outside: not 0 <= test_fraction <= 0.5,
-    }
-    refuse(faults, ConfigError)
+    refuse(
+        (writers < 1, f"writers: must be at least 1, got {writers}"),
+        (not mean_examples >= 10, f"mean_examples: must be at least 10, got {mean_examples}"),
+        (not 0 <= test_fraction <= 0.5, outside),
+    )
     shapes = load_shapes()
     source = {
         "embedded": "glyphs",

@@ -424,13 +424,12 @@ def generate(
     shape = SHAPES[like]
     test_fraction = shape.test_fraction if test_fraction is None else test_fraction
     block = shape.block if block is None else block
-    faults = {
-        f"users: must be at least 1, got {users}": users < 1,
-        f"block: must be at least 1, got {block}": block < 1,
-        f"words: must be at least 1000, got {words}": words < 1000,
-        f"test_fraction: must be between 0 and 1, got {test_fraction}": not 0 <= test_fraction <= 1,
-    }
-    refuse(faults, ConfigError)
+    refuse(
+        (users < 1, f"users: must be at least 1, got {users}"),
+        (block < 1, f"block: must be at least 1, got {block}"),
+        (words < 1000, f"words: must be at least 1000, got {words}"),
+        (not 0 <= test_fraction <= 1, f"test_fraction: must be from 0 to 1, got {test_fraction}"),
+    )
     language = make_language(
         seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE, shape.tag_skew
     )

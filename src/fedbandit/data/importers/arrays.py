@@ -328,12 +328,15 @@ def _array_header(
     size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
     negative, fit = min(shape, default=0) < 0, f"its shape {shape} does not fit its {there:,} bytes"
     names = f"names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
-    faults: dict[str, object] = {
-        "holds Python objects, which are never loaded; store numbers": dtype.hasobject,
-        f"holds {dtype}, neither numbers nor names": not dtype.itemsize or dtype.kind == "V",
-        f"holds {names}": dtype.itemsize > longest,
-        f"is truncated: {fit}": negative or size > there,
-        f"is damaged: {fit}": size < there or (shape and not size and shape[0]),
-    }
-    refuse({f"{where} {fault}": found for fault, found in faults.items()})
+    refuse(
+        (dtype.hasobject, f"{where} holds Python objects, which are never loaded; store numbers"),
+        (
+            not dtype.itemsize or dtype.kind == "V",
+            f"{where} holds {dtype}, neither numbers nor names",
+        ),
+        (dtype.itemsize > longest, f"{where} holds {names}"),
+        (negative or size > there, f"{where} is truncated: {fit}"),
+        (size < there or (shape and not size and shape[0]), f"{where} is damaged: {fit}"),
+        error=DataError,
+    )
     return shape, dtype, fortran and len(shape) > 1

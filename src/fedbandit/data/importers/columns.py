@@ -243,7 +243,7 @@ class Table:
             yield ".".join([root, *map(str, path)]), path
 
     def _width(self, root: str, kind: Any, path: tuple[str | int, ...]) -> int:
-        """How many numbers the lists of a column have: as its type or its first rows say."""
+        """Numbers in each list of a column: as its type or its first rows say."""
         if pa.types.is_fixed_size_list(kind):
             return min(int(kind.list_size), _MOST_PARTS)
         for record, _ in self.source.records([self._own[root]]):
@@ -503,7 +503,7 @@ def _decoded(pieces: Sequence[Any]) -> Iterator[tuple[Any, float]]:
 
 
 def _bytes(array: Any) -> np.ndarray | float:
-    """What the cells of an array of references take as text: float64 [n]."""
+    """Bytes that the cells of an array of references take as text: float64 [n]."""
     if not pa.types.is_dictionary(array.type) or not _is_text(array.type.value_type):
         return 0.0
     lengths = pc.fill_null(pc.binary_length(array.dictionary).take(array.indices), 0)

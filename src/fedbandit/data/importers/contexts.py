@@ -57,16 +57,19 @@ class ColumnOptions:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
         check_counts(actions=None, vocabulary=self.vocabulary)
-        categories = f"categories: must be from 2 to 10,000, got {self.categories}"
         decided = "like: the other data set decides the columns; leave out features and as"
-        faults: dict[str, object] = {
-            categories: not 2 <= self.categories <= 10_000,
-            f"scale: must be standard or none, got {self.scale!r}": self.scale
-            not in ("standard", "none"),
-            "dense: words are never dense; leave out text or dense": self.dense and self.text,
-            decided: self.like is not None and (self.features or self.treat),
-        }
-        refuse(faults, ConfigError)
+        refuse(
+            (
+                not 2 <= self.categories <= 10_000,
+                f"categories: must be from 2 to 10,000, got {self.categories}",
+            ),
+            (
+                self.scale not in ("standard", "none"),
+                f"scale: must be standard or none, got {self.scale!r}",
+            ),
+            (self.dense and self.text, "dense: words are never dense; leave out text or dense"),
+            (self.like is not None and (self.features or self.treat), decided),
+        )
         for one in self.treat:
             name, _, kind = one.rpartition("=")
             if not name:

@@ -49,12 +49,11 @@ class ItemOptions:
         both = self.candidates is not None and self.negatives is not None
         number = self.negatives if isinstance(self.negatives, int) else 1
         named = isinstance(self.negatives, str) and self.negatives != "all"
-        faults = {
-            "negatives: the candidates are given; leave out one of the two": both,
-            f"negatives: must be a number or all, got {self.negatives!r}": named,
-            f"negatives: must be from 1 to 10,000, got {number}": not 1 <= number <= 10_000,
-        }
-        refuse(faults, ConfigError)
+        refuse(
+            (both, "negatives: the candidates are given; leave out one of the two"),
+            (named, f"negatives: must be a number or all, got {self.negatives!r}"),
+            (not 1 <= number <= 10_000, f"negatives: must be from 1 to 10,000, got {number}"),
+        )
 
 
 class ItemTable:
@@ -258,7 +257,7 @@ class Lists:
         return Ragged(lists.offsets, lists.ids[np.lexsort((u, owner))])
 
     def origin(self) -> str:
-        """How the lists come about, in words."""
+        """The origin of the lists, in words."""
         options = self.items.options
         if options.candidates is not None:
             return f"given in {options.candidates}"
@@ -267,7 +266,7 @@ class Lists:
         return "all items" + (" that existed by then" if options.item_time else "")
 
     def describe(self, done: str) -> tuple[list[tuple[str, str]], str]:
-        """What the columns of lists and times are, and the catalogue."""
+        """Roles of the columns of lists and times, and the catalogue in words."""
         roles = [(self.given, f"the items that could be {done}")] if self.given else []
         roles += [(self.clock.column, "when")] if self.clock.column else []
         return roles, f"\n{self.items.describe()}\ncandidates: {self.origin()}"

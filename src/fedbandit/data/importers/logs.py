@@ -288,7 +288,7 @@ class DsJson:
         return names
 
     def _item(self, action: Mapping[str, Any], where: str) -> str:
-        """What an action is called among the items; one with other features is another item."""
+        """Name of an action among the items; one with other features is another item."""
         assert self._items is not None
         name, naming, features = self._name(action, where)
         others = tuple(sorted((key, value) for key, value in features.items() if key != naming))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log
@@ -97,9 +97,10 @@ class TableOptions(RowOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_separator("label-separator", self.label_separator)
-        if not self.labels:
-            raise ConfigError("labels: name the column, or the columns, with the labels")
+        refuse(
+            (self.label_separator == "", "label-separator: may not be empty"),
+            (not self.labels, "labels: name the column, or the columns, with the labels"),
+        )
 
     def answers(self, table: Table, progress: ProgressReporter) -> "Answers":
         """Labels of the named columns, or the item that one column names."""
@@ -126,21 +127,17 @@ class LoggedOptions(RowOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_separator("separator", self.separator)
-        if self.like is not None and self.actions is not None:
-            raise ConfigError("like: the other data set names the actions; leave out actions")
+        both = self.like is not None and self.actions is not None
+        refuse(
+            (self.separator == "", "separator: may not be empty"),
+            (both, "like: the other data set names the actions; leave out actions"),
+        )
 
     def answers(self, table: Table, progress: ProgressReporter) -> "Answers":
         """Feedback on the actions, or the items, that were taken."""
         if self.items is None:
             return _Feedback(table, self)
         return _ItemFeedback(table, self, ItemTable(self.items, progress))
-
-
-def _check_separator(name: str, separator: str | None) -> None:
-    """Refuse an empty separator."""
-    if separator == "":
-        raise ConfigError(f"{name}: may not be empty")
 
 
 class Answers(ABC):
@@ -175,7 +172,7 @@ class Answers(ABC):
     def hold_out(
         self, fraction: float, plan: ContextPlan, totals: Mapping[str, tuple[float, float]]
     ) -> HoldOut:
-        """What is held out: whole clients where there are many."""
+        """The rule for what is held out: whole clients where there are many."""
         return HoldOut(fraction, by_client=len(totals) >= _MANY)
 
     def facts(self) -> dict[str, Any]:
@@ -497,7 +494,7 @@ class _Picks(Answers):
         return [(self._column, "the item that was picked"), *roles], remark
 
     def facts(self) -> dict[str, Any]:
-        """How lists were made, and how many names in them are no items."""
+        """The origin of the lists, and the number of names in them that are no items."""
         unknown = {"unknown_candidates": self._unknown} if self._unknown else {}
         return {"candidates": self._lists.origin(), **unknown}
 
@@ -671,7 +668,7 @@ class _ItemFeedback(_Feedback):
         return [*super().describe()[0], *roles], remark
 
     def facts(self) -> dict[str, Any]:
-        """How lists were made."""
+        """The origin of the lists."""
         return {"candidates": self._lists.origin()}
 
 
