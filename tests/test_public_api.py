@@ -20,6 +20,7 @@ MODULES = [
     "data.dataset",
     "data.encoder",
     "data.importers.columns",
+    "data.importers.common",
     "data.text",
     "data.writer",
     "deploy.device.device_identity",

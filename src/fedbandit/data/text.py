@@ -30,6 +30,16 @@ def tokenise(text: str) -> list[str]:
 class FrequencyCounter:
     """Counts words or labels in bounded memory and names the most frequent; ties go to the
     alphabetically first.
+
+    Beyond `most_distinct` different items the rarest are forgotten, so that a file of a billion
+    words takes no more memory than one of a million.
+
+    Examples:
+        >>> counter = FrequencyCounter()
+        >>> counter.add(["tea", "cup", "tea"])
+        >>> counter.add({"cup": 2, "jug": 1})
+        >>> counter.top(2), counter.distinct
+        (['cup', 'tea'], 3)
     """
 
     def __init__(self, most_distinct: int = _MOST_DISTINCT) -> None:
@@ -63,6 +73,13 @@ class BagOfWords(Generic[AnyStr]):
 
     Importers and devices call the same code, so that a device's context has the bits of the
     import's.
+
+    Examples:
+        >>> bags = BagOfWords(["the", "cat", "sat"]).encode([["the", "cat", "the"], ["dog"]])
+        >>> bags.offsets.tolist(), bags.ids.tolist()  # "dog" is unknown: an empty row
+        ([0, 2, 2], [0, 1])
+        >>> bags.values  # 2 and 1, over the root of 5
+        array([0.8944272, 0.4472136], dtype=float32)
     """
 
     def __init__(self, words: Sequence[AnyStr]) -> None:
@@ -107,6 +124,11 @@ EMNIST_LOWER_CASE = {10 + letter: 36 + letter for letter in range(26)}  # 'A' ->
 class LabelEncoder(Generic[AnyStr]):
     """Turns label names into action numbers; names that are no action are dropped, repeats count
     once.
+
+    Examples:
+        >>> rows = LabelEncoder(["a", "b", "c"]).encode([["c", "a", "c"], ["x"], ["b"]])
+        >>> rows.offsets.tolist(), rows.ids.tolist()
+        ([0, 2, 2, 3], [0, 2, 1])
     """
 
     def __init__(self, actions: Sequence[AnyStr]) -> None:

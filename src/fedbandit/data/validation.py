@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.files import open_regular, read_json, to_json, write_text
 from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
 
@@ -220,24 +220,19 @@ class FolderReader:
                 found, by_columns, dtype = read_npy_header(file)
             except ValueError as error:
                 raise DataError(f"{path}: damaged: {error}; {AGAIN}") from None
-            if dtype.hasobject or not dtype.itemsize or not _is_one_of(dtype, types):
-                kind = dtype.str if dtype.kind == "S" or not dtype.isnative else dtype.name
-                raise DataError(
-                    f"{path}: holds {kind} where {' or '.join(types)} is expected; {AGAIN}"
-                )
-            if by_columns and len(found) > 1:
-                raise DataError(f"{path}: is stored by columns; {AGAIN}")
-            if not _fits(found, shape):
-                expected = ", ".join("any" if side is None else str(side) for side in shape)
-                raise DataError(
-                    f"{path}: has shape {found} where ({expected}) is expected; {AGAIN}"
-                )
+            kind = dtype.str if dtype.kind == "S" or not dtype.isnative else dtype.name
+            usable = dtype.itemsize and not dtype.hasobject and _is_one_of(dtype, types)
+            expected = ", ".join("any" if side is None else str(side) for side in shape)
             begins, size = file.tell(), math.prod(found) * dtype.itemsize
             excess = self.states[name].size - begins - size
-            if excess < 0:
-                raise DataError(f"{path}: truncated: {-excess:,} bytes are missing; {AGAIN}")
-            if excess:
-                raise DataError(f"{path}: has {excess:,} bytes too many; {AGAIN}")
+            wrong = (
+                (not usable, f"holds {kind} where {' or '.join(types)} is expected"),
+                (by_columns and len(found) > 1, "is stored by columns"),
+                (not _fits(found, shape), f"has shape {found} where ({expected}) is expected"),
+                (excess < 0, f"truncated: {-excess:,} bytes are missing"),
+                (excess > 0, f"has {excess:,} bytes too many"),
+            )
+            refuse(*((bad, f"{path}: {what}; {AGAIN}") for bad, what in wrong), error=DataError)
             self.parts.append(Part(name, dtype, math.prod(found[1:]), begins, rule))
             if not size:
                 return np.empty(found, dtype)

@@ -131,6 +131,15 @@ class HoldOut:
     With `by_client` whole clients are: a model is then tested on people it has never seen.
     Otherwise a part of each client's rows, never its first one. The draw is a hash of the client's
     id (and of the row's place among the client's rows), not of the order in which rows come.
+
+    Examples:
+        >>> hold_out = HoldOut(0.5, by_client=True)
+        >>> first = hold_out.is_test(["ann", "bob", "cyd", "ann"])
+        >>> again = HoldOut(0.5, by_client=True).is_test(["ann", "bob", "cyd", "ann"])
+        >>> bool(first[0] == first[3]), bool((first == again).all())
+        (True, True)
+        >>> HoldOut(0.5, by_client=False).is_test(["ann", "bob"]).tolist()  # the first of each
+        [False, False]
     """
 
     def __init__(self, fraction: float, by_client: bool) -> None:

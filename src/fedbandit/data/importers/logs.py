@@ -243,9 +243,8 @@ class DsJson:
             _number(found, name, where) for name in ("_label_cost", "_label_probability")
         )
         if not 0 < probability <= 1:
-            raise DataError(
-                f"{where}: _label_probability must be above 0 and at most 1, found {probability:g}"
-            )
+            must = "must be above 0 and at most 1"
+            raise DataError(f"{where}: _label_probability {must}, found {probability:g}")
         names = self._actions(found, context, where)
         chosen = found.get("_label_Action")
         if type(chosen) is not int or not 1 <= chosen <= len(names):
