@@ -126,6 +126,30 @@ def _found(name: str) -> object:
         return getattr(_found(module), member, None) if module else None
 
 
+def test_names_that_moved_are_where_the_page_says():
+    text = (ROOT / "docs" / "from-0.2-to-0.3.md").read_text(encoding="utf-8")
+    new = [row.rpartition(" | ")[2] for row in text.splitlines() if row.startswith("| ")]
+    names = [name for cell in new for name in re.findall(r"`(fedbandit\.[\w.]*\w)", cell)]
+    assert len(names) >= 40
+    assert [name for name in names if _found(name) is None] == []
+    moved = [row.split(" | ") for row in text.splitlines() if row.startswith("| `")]
+    assert [row for row in moved if row[0].strip("| ") == row[-1].strip("| ")] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "module"),
+    [
+        ("algorithm", "fedbandit.algorithms"),
+        ("policy", "fedbandit.policies"),
+        ("environment", "fedbandit.environments"),
+    ],
+)
+def test_the_page_of_changes_names_built_in_parts(section, module):
+    text = (ROOT / "docs" / "from-0.2-to-0.3.md").read_text(encoding="utf-8")
+    [row] = [row for row in text.splitlines() if row.startswith(f"| `[{section}]`")]
+    assert set(re.findall(r'"([\w-]+)"', row)) <= set(import_module(module).BUILT_IN)
+
+
 def test_unknown_names_are_attribute_errors_and_dir_lists_the_known():
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = fedbandit.simulat

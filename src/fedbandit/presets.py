@@ -112,12 +112,19 @@ _PRETRAINING = {
     ("so", "init"): ("adam", 0.05, 0.2),
     ("so", "init-shift"): ("adam", 0.05, 0.05),
 }
-# Rules for the embedded gallery and catalogue, whose decisions have candidates; rates are ours.
-_CANDIDATE_RULES: dict[str, dict[str, float]] = {
-    "softmax": {"beta": 0.1},
-    "falcon": {"mu": 8, "gamma": 100},
-    "greedy": {},
-    "epsilon-greedy": {"epsilon": 0.05},
+# Rules for the embedded gallery and catalogue, whose decisions have candidates: parameters, and the
+# algorithm that says how sure the model is, where the rule asks. Rates are ours.
+_CANDIDATE_RULES: dict[str, tuple[dict[str, float], dict[str, Any]]] = {
+    "softmax": ({"beta": 0.1}, {}),
+    "falcon": ({"mu": 8, "gamma": 100}, {}),
+    "greedy": ({}, {}),
+    "epsilon-greedy": ({"epsilon": 0.05}, {}),
+    "decaying-epsilon": ({}, {}),
+    "falcon-schedule": ({}, {}),
+    "squarecb": ({}, {}),
+    "uniform": ({}, {}),
+    "ucb": ({"floor": 0.05}, {"algorithm": {"name": "statistics"}}),
+    "thompson": ({"floor": 0.02}, {"algorithm": {"name": "statistics"}}),
 }
 
 
@@ -188,9 +195,10 @@ def all_presets() -> dict[str, Config]:
         for noise in rates:
             presets[_private_name(data, noise)] = Config.build(_privacy_values(data, noise))
     for data in ("gallery", "catalogue"):
-        for policy, parameters in _CANDIDATE_RULES.items():
+        for policy, (parameters, more) in _CANDIDATE_RULES.items():
             presets[f"{data}-{policy}"] = Config.build(
                 {
+                    **more,
                     "scenario": "scratch",
                     "data": {"source": data},
                     "rounds": 200,

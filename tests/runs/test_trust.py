@@ -144,6 +144,7 @@ COMMANDS = {
     "tune": ["tune", "{run}/config.toml"],
     "regret": ["regret", "{run}"],
     "compare": ["compare", "{run}/config.toml", "-o", "compared", "--seeds", "1"],
+    "bakeoff": ["bakeoff", "spec.toml", "-o", "crossed", "--dry-run"],
 }
 
 
@@ -151,6 +152,8 @@ COMMANDS = {
 def test_commands_refuse_in_one_line(sent, name):
     run, _, marker = sent
     arguments = [part.format(run=run) for part in COMMANDS[name]]
+    spec = f'start = "{run}/config.toml"\n[situations.data.own]\n[contenders.rule.greedy]\n'
+    (run.parent / "spec.toml").write_text(spec)
     done = command(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1

@@ -44,7 +44,9 @@ _COMMANDS = {
     "deploy": (Section.PROTECT, "deploy", "app"),
 }
 # Commands that build what a run folder or a model file names.
-_TRUSTING = ("run", "compare", "sweep", "evaluate", "train-offline", "tune", "regret", "export")
+_TRUSTING = (
+    "run", "compare", "sweep", "bakeoff", "evaluate", "train-offline", "tune", "regret", "export",
+)  # fmt: skip
 _DEBUG = "FEDBANDIT_DEBUG"  # set: the traceback stands before the line of an error
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
