@@ -14,7 +14,7 @@ import fedbandit
 
 ROOT = Path(__file__).parent.parent
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
-PACKAGES = list(fedbandit._PACKAGES)
+PACKAGES = [name for name in NAMES if name not in fedbandit._HOMES]
 MODULES = [
     "core.errors",
     "data.dataset",

@@ -31,68 +31,82 @@ _HOMES = {
     "ConfigError": "fedbandit.core.errors",
     "DataError": "fedbandit.core.errors",
 }
-_PACKAGES = (
+__all__ = [
+    "Agent",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "DataSpec",
+    "FedbanditError",
+    "FederatedDataset",
+    "Model",
+    "Results",
+    "__version__",
     "acting",
     "algorithms",
+    "compare",
     "compression",
     "data",
     "deploy",
     "engines",
     "environments",
+    "evaluate",
+    "export",
+    "import_frame",
+    "import_log",
     "models",
     "objectives",
     "ope",
+    "open_dataset",
     "policies",
+    "preset",
     "privacy",
     "results",
+    "run",
+    "simulate",
+    "sweep",
     "theory",
-)
-__all__ = [*_HOMES, *_PACKAGES, "__version__"]
+    "trusting",
+]
 
 if TYPE_CHECKING:
-    from fedbandit import acting as acting
-    from fedbandit import algorithms as algorithms
-    from fedbandit import compression as compression
-    from fedbandit import data as data
-    from fedbandit import deploy as deploy
-    from fedbandit import engines as engines
-    from fedbandit import environments as environments
-    from fedbandit import models as models
-    from fedbandit import objectives as objectives
-    from fedbandit import ope as ope
-    from fedbandit import policies as policies
-    from fedbandit import privacy as privacy
-    from fedbandit import results as results
-    from fedbandit import simulation as _simulation
-    from fedbandit import theory as theory
-    from fedbandit.config import Config as Config
-    from fedbandit.core.errors import ConfigError as ConfigError
-    from fedbandit.core.errors import DataError as DataError
-    from fedbandit.core.errors import FedbanditError as FedbanditError
-    from fedbandit.core.parts import trusting as trusting
-    from fedbandit.data import FederatedDataset as FederatedDataset
-    from fedbandit.data import import_frame as import_frame
-    from fedbandit.data import import_log as import_log
-    from fedbandit.data import open_dataset as open_dataset
-    from fedbandit.deploy import Agent as Agent
-    from fedbandit.models import DataSpec as DataSpec
-    from fedbandit.models import Model as Model
-    from fedbandit.presets import preset as preset
-    from fedbandit.results import Results as Results
-    from fedbandit.runs.run import run as run
-    from fedbandit.studies.compare import compare as compare
-    from fedbandit.studies.evaluate import evaluate as evaluate
-    from fedbandit.studies.sweeps import sweep as sweep
-    from fedbandit.studies.trained_models import export as export
-
-    simulate = _simulation.simulate
+    from fedbandit import (
+        acting,
+        algorithms,
+        compression,
+        data,
+        deploy,
+        engines,
+        environments,
+        models,
+        objectives,
+        ope,
+        policies,
+        privacy,
+        results,
+        theory,
+    )
+    from fedbandit.config import Config
+    from fedbandit.core.errors import ConfigError, DataError, FedbanditError
+    from fedbandit.core.parts import trusting
+    from fedbandit.data import FederatedDataset, import_frame, import_log, open_dataset
+    from fedbandit.deploy import Agent
+    from fedbandit.models import DataSpec, Model
+    from fedbandit.presets import preset
+    from fedbandit.results import Results
+    from fedbandit.runs.run import run
+    from fedbandit.simulation import simulate
+    from fedbandit.studies.compare import compare
+    from fedbandit.studies.evaluate import evaluate
+    from fedbandit.studies.sweeps import sweep
+    from fedbandit.studies.trained_models import export
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"fedbandit.{name}")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'fedbandit' has no attribute {name!r}")
+    if name not in _HOMES:
+        return import_module(f"fedbandit.{name}")
     with needing(name):
         return getattr(import_module(_HOMES[name]), name)
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from small_runs import running_metrics, small_config
 
+from fedbandit.cli.help import runner_of
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import FederatedDataset
 from fedbandit.results.reading import write_table
 from fedbandit.runs.local_runner import Job, LocalRunner
-from fedbandit.runs.ray_runner import runner_of
 from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -9,10 +9,10 @@ import pytest
 from command_line import in_this_process
 
 from fedbandit.assembly.experiment import build_experiment
+from fedbandit.cli.help import runner_of
 from fedbandit.core.errors import ConfigError
 from fedbandit.results.reading import write_table
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.runs.ray_runner import runner_of
 from fedbandit.studies.sweeps import (
     SweepSpec,
     groups_of,

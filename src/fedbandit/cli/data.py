@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+import fedbandit
 from fedbandit.cli.help import Commands
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.progress import to_stderr
 
 app = Commands("Import, generate and inspect data sets.")
 import_app = Commands("Import a data set into a folder.")
@@ -404,7 +407,6 @@ def logged(
     dry_run: DryRun = False,
 ) -> None:
     """Logged bandit feedback: context, action, reward, propensity."""
-    from fedbandit.core.errors import ConfigError
     from fedbandit.data.importers.tables import LoggedOptions
 
     if estimate_propensities == (propensity is not None):
@@ -539,10 +541,9 @@ def append(
     item_time: ItemTime = None,
 ) -> None:
     """Add items to a data set, or newer features of known ones."""
-    from fedbandit.data import open_dataset
     from fedbandit.data.importers.items import append_items
 
-    dataset = open_dataset(source)
+    dataset = fedbandit.open_dataset(source)
     _run(out, lambda progress: append_items(dataset, out, items, item, item_time, progress))
 
 
@@ -564,12 +565,10 @@ def export(
     split: Annotated[str, typer.Option(help="The part to export: train or test.")] = "train",
 ) -> None:
     """Write logged decisions in the layout of another tool."""
-    from fedbandit.core.progress import to_stderr
-    from fedbandit.data import open_dataset
     from fedbandit.data.export import export_dsjson, export_open_bandit
 
     exporter = export_dsjson if to is ExportLayout.DSJSON else export_open_bandit
-    typer.echo(f"written: {exporter(open_dataset(source), out, split, to_stderr())}")
+    typer.echo(f"written: {exporter(fedbandit.open_dataset(source), out, split, to_stderr())}")
 
 
 @app.command()
@@ -608,7 +607,6 @@ def generate(
     from importlib import import_module
     from inspect import signature
 
-    from fedbandit.core.errors import ConfigError
     from fedbandit.data import EMBEDDED
 
     if name not in EMBEDDED:
@@ -640,10 +638,9 @@ def info(
 
     Draws a contact sheet where the contexts are images.
     """
-    from fedbandit.data import open_dataset
     from fedbandit.data.info import describe, picture_name, verified, write_contact_sheet
 
-    dataset = open_dataset(source, verify=True)
+    dataset = fedbandit.open_dataset(source, verify=True)
     target = picture_name(dataset, picture)
     typer.echo(describe(dataset))
     typer.echo(verified(dataset))
@@ -658,10 +655,9 @@ def measure_statistics(
     ],
 ) -> None:
     """Measure sizes, skew and differences between clients."""
-    from fedbandit.data import open_dataset
     from fedbandit.data.info import statistics
 
-    for line in statistics(open_dataset(source)):
+    for line in statistics(fedbandit.open_dataset(source)):
         typer.echo(line)
 
 
@@ -675,7 +671,6 @@ def _item_options(
     reading: dict[str, Any],
 ) -> Any:
     """What the options say about a catalogue; None without one."""
-    from fedbandit.core.errors import ConfigError
     from fedbandit.data.importers.contexts import ColumnOptions
     from fedbandit.data.importers.items import ItemOptions
 
@@ -704,8 +699,6 @@ def _import_rows(
 
     `reader` opens the source, which may take long, and returns it with its options.
     """
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.core.progress import to_stderr
     from fedbandit.data.importers.tables import import_table, preview_table
 
     if dry_run:
@@ -744,7 +737,6 @@ def _estimated(importer: Callable[[Path], Path], out: Path) -> Path:
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:
     """Run an importer into a folder that appears only when complete, and print the result."""
-    from fedbandit.core.progress import to_stderr
     from fedbandit.data.importers.common import importing
     from fedbandit.data.info import outcome
 

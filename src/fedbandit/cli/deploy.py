@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbandit.cli.help import Commands
+from fedbandit.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedbandit.deploy.flower.processes import Security
@@ -240,7 +241,6 @@ def _say(text: str) -> None:
 
 def _security(insecure: bool, **files: Path | None) -> "Security":
     """Certificates and keys that were given; with `insecure` none may be."""
-    from fedbandit.core.errors import ConfigError
     from fedbandit.deploy.flower.processes import Security
 
     if insecure:

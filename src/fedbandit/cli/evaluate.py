@@ -2,11 +2,14 @@
 `fedbandit.studies`.
 """
 
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+import fedbandit
 from fedbandit.cli.help import (
     Answer,
     Engine,
@@ -17,8 +20,14 @@ from fedbandit.cli.help import (
     Settings,
     What,
     Workers,
+    configured,
     numbers,
+    parsed_settings,
+    runner_of,
 )
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.parts import flatten
+from fedbandit.core.progress import to_stderr
 
 
 def evaluate(
@@ -110,11 +119,6 @@ def evaluate(
 
     Prints estimates with intervals, and warnings where the log says little.
     """
-    from dataclasses import asdict
-
-    from fedbandit.config import parse_settings
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.core.parts import flatten
     from fedbandit.studies.evaluate import EvaluationRequest, evaluate_logs
 
     ends = None if reward_range is None else numbers("reward-range", reward_range)
@@ -122,7 +126,7 @@ def evaluate(
         raise ConfigError(f"--reward-range: expected LOW,HIGH, not {reward_range!r}")
     request = EvaluationRequest(
         policy=policy,
-        parameters=parse_settings(parameters),
+        parameters=parsed_settings(parameters),
         model=model,
         reward_model=reward_model,
         estimators=[name.strip() for name in estimators.split(",") if name.strip()],
@@ -186,30 +190,19 @@ def train_offline(
 
     `fedbandit evaluate --model` reads the resulting file.
     """
-    from dataclasses import replace
-
-    from fedbandit.config import Config, parse_settings
-    from fedbandit.core.errors import ConfigError
     from fedbandit.core.files import write_bytes
-    from fedbandit.data import open_dataset
     from fedbandit.deploy.device.model_files import DeviceModel
-    from fedbandit.presets import load
     from fedbandit.studies.offline import train_from_logs
     from fedbandit.studies.trained_models import trained_on
 
-    dataset = open_dataset(logs)
+    dataset = fedbandit.open_dataset(logs)
     header, held_out = dataset.header, dataset.test
     size = min(64, dataset.train.num_clients)
     # Softmax at its default would choose almost evenly: the file says how to explore, and sensibly.
     explores = {"name": "epsilon-greedy", "epsilon": 0.1}
-    config = (
-        Config.build({"rounds": 100, "clients_per_round": size, "policy": explores})
-        if what is None
-        else load(what)
-    )
+    start = {"rounds": 100, "clients_per_round": size, "policy": explores}
     named = {"objective.name": objective, "rounds": rounds}
-    config = config.with_values({key: value for key, value in named.items() if value is not None})
-    config = config.with_values(parse_settings(settings))
+    config = configured(what or fedbandit.Config.build(start), settings, named)
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out: {out} must end in .safetensors")
     if out.exists() and not force:
@@ -262,16 +255,11 @@ def export(
     A .safetensors file is for `fedbandit.deploy.Agent`, .onnx for other runtimes, .json for linear
     models anywhere.
     """
-    from fedbandit.config import parse_settings
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.data import open_dataset
-    from fedbandit.studies.trained_models import export as write
-
     if policy is None and parameters:
         raise ConfigError("--set: sets parameters of --policy, which is missing")
-    named = None if policy is None else {"name": policy, **parse_settings(parameters)}
-    opened = None if data is None else open_dataset(data)
-    path = write(
+    named = None if policy is None else {"name": policy, **parsed_settings(parameters)}
+    opened = None if data is None else fedbandit.open_dataset(data)
+    path = fedbandit.export(
         run,
         out,
         format=kind,
@@ -325,22 +313,13 @@ def tune(
     Simulates one deployment period, evaluates the candidates on its log, and compares the choice
     with the best. Writes a table of the candidates, and of their comparison what `compare` writes.
     """
-    from contextlib import closing
-
     from fedbandit.cli.runs import comparison
-    from fedbandit.config import parse_settings
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.core.progress import to_stderr
-    from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
-    from fedbandit.presets import load
     from fedbandit.results.reading import write_table
-    from fedbandit.runs.ray_runner import runner_of
     from fedbandit.runs.reporting import no_model_acts
     from fedbandit.studies import tuning
 
-    config = load(what).with_values({"data.source": data} if data is not None else {})
-    config = config.with_values(parse_settings(settings))
+    config = configured(what, settings, {"data.source": data})
     if check and seeds < 1:
         raise ConfigError(
             f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it"
@@ -354,7 +333,7 @@ def tune(
     ):
         tuned = tuning.tune(
             config,
-            open_dataset(config.data.source),
+            fedbandit.open_dataset(config.data.source),
             server_rates=numbers("server", server),
             client_rates=numbers("client", client),
             exploration=explored or tuning.exploration_around(config),
@@ -397,8 +376,6 @@ def theory(
     Draws federated and centralised bounds, and the regret in a simulation whose best policy is
     known, and writes the table beside the picture.
     """
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.core.progress import to_stderr
     from fedbandit.policies import Falcon
     from fedbandit.results.plots import require_picture
     from fedbandit.results.reading import write_table
@@ -441,11 +418,7 @@ def regret(
     This is the federated regret (eq. 4 of the paper) of the run's policy with its newest model,
     against the best policy of the same class.
     """
-    from contextlib import closing
-
     from fedbandit.assembly.experiment import build_experiment
-    from fedbandit.core.errors import DataError
-    from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
     from fedbandit.presets import load
     from fedbandit.studies.regret import best_in_class, estimated_regret
@@ -454,7 +427,7 @@ def regret(
     if not (run / "config.toml").exists():
         raise DataError(f"{run}: not a run folder (no config.toml)")
     config = load(str(run / "config.toml"))
-    experiment = build_experiment(config, open_dataset(data or config.data.source))
+    experiment = build_experiment(config, fedbandit.open_dataset(data or config.data.source))
     reached = newest_state(run)
     now = max(1, reached.round)  # the world may have changed on the way there
     with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:

@@ -5,11 +5,12 @@ Knows no command.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -17,7 +18,11 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.parts import is_code, nearest, trusting
-from fedbandit.core.progress import quietly
+from fedbandit.core.progress import quietly, to_stderr
+
+if TYPE_CHECKING:
+    from fedbandit.config import Config
+    from fedbandit.runs.local_runner import Runner
 
 What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
 Settings = Annotated[
@@ -73,6 +78,48 @@ def numbers(option: str, text: str, kind: type[Any] = float) -> list[Any]:
         raise ConfigError(
             f"--{option}: expected {what} separated by commas, not {text!r}"
         ) from None
+
+
+def parsed_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """The values of `--set`, by key."""
+    from fedbandit.config import parse_settings
+
+    return parse_settings(settings)
+
+
+def configured(what: "str | Config", settings: Sequence[str], named: Mapping[str, Any]) -> "Config":
+    """A preset, TOML file or configuration with the options that were given (not None), then
+    those of `--set`.
+    """
+    from fedbandit.presets import load
+
+    config = load(what) if isinstance(what, str) else what
+    given = {key: value for key, value in named.items() if value is not None}
+    return config.with_values(given | parsed_settings(settings))
+
+
+@contextmanager
+def runner_of(
+    engine: str, ray_address: str | None = None, workers: int | None = None
+) -> "Iterator[Runner]":
+    """The runner that `--engine`, `--ray-address` and `--workers` ask for, for as long as it is
+    needed; it shows the progress of its runs.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers: should be at least 1, not {workers}")
+    if engine not in ("threads", "ray"):
+        raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
+    if engine == "threads":
+        from fedbandit.runs.local_runner import LocalRunner
+
+        if ray_address is not None:
+            raise ConfigError("--ray-address: needs --engine ray")
+        yield LocalRunner(workers, to_stderr())
+        return
+    from fedbandit.runs.ray_runner import RayRunner
+
+    with closing(RayRunner(ray_address, workers, to_stderr())) as runner:
+        yield runner
 
 
 class Section(StrEnum):

@@ -3,13 +3,16 @@
 A thin layer over the library.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import typer
 
-from fedbandit.cli.help import Answer, Commands, OwnData, Settings, What
+from fedbandit.cli.help import Answer, Commands, OwnData, Settings, What, configured
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.progress import to_stderr
 
 if TYPE_CHECKING:
     from fedbandit.config import Config
@@ -184,8 +187,6 @@ def extrapolate(
     The paper's argument: if clients per round and noise grow together, the noise of the mean stays the same, and so
     should the reward; epsilon falls.
     """
-    from dataclasses import replace
-
     from fedbandit.privacy.reporting import extrapolated
 
     small = _ledger(
@@ -220,7 +221,6 @@ def plot(
     separation: Separation = None,
 ) -> None:
     """Draw epsilon against rounds."""
-    from fedbandit.core.errors import ConfigError
     from fedbandit.studies.privacy import draw_epsilon
 
     if noise == 0:
@@ -255,15 +255,10 @@ def clip_norm(
 
     This is the paper's recipe. It looks at the clients without privacy.
     """
-    from fedbandit.config import parse_settings
-    from fedbandit.core.progress import to_stderr
-    from fedbandit.presets import load
     from fedbandit.runs.reporting import no_model_acts
     from fedbandit.studies.privacy import find_clip_norm
 
-    named = {"rounds": rounds, "data.source": data}
-    chosen = {key: value for key, value in named.items() if value is not None}
-    config = load(what).with_values({**chosen, **parse_settings(settings)})
+    config = configured(what, settings, {"rounds": rounds, "data.source": data})
     if grid and (hint := no_model_acts({"each run": config})):
         to_stderr().say(hint)
     found = find_clip_norm(config, quantile, grid, to_stderr())
@@ -313,8 +308,6 @@ def audit(
     Noise, its correlation, sampling, clipping, divisor, grid and figures, by planted clients.
     Exit code 0: passed, and the audit could have failed. 1: violated. 2: cannot tell.
     """
-    from fedbandit.core.errors import ConfigError
-    from fedbandit.core.progress import to_stderr
     from fedbandit.studies.privacy_audit import TARGETS, audit, audit_case, in_words, rows_of
 
     cases = None
@@ -349,7 +342,6 @@ def audit(
 def _ledger(population: int, clients_per_round: int, rounds: int, **privacy: Any) -> "Ledger":
     """The ledger that a run with these values would have, made the way a run makes it."""
     from fedbandit.assembly.privacy import build_ledger
-    from fedbandit.core.errors import ConfigError
 
     if privacy.setdefault("mechanism", "dp-fedavg") == "none":
         raise ConfigError("--mechanism: none has no epsilon")
@@ -405,7 +397,6 @@ def _with_assumptions(
 
 def _mended(make: Any, *arguments: Any) -> Any:
     """Call it, turning what a plan refuses into an error of the command line."""
-    from fedbandit.core.errors import ConfigError
 
     try:
         return make(*arguments)

@@ -3,11 +3,13 @@
 A command imports what it needs when it runs.
 """
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fedbandit
 from fedbandit.cli.help import (
     Answer,
     Engine,
@@ -18,8 +20,13 @@ from fedbandit.cli.help import (
     Settings,
     What,
     Workers,
+    configured,
     numbers,
+    parsed_settings,
+    runner_of,
 )
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.progress import to_stderr
 
 if TYPE_CHECKING:
     from fedbandit.results import Results
@@ -62,20 +69,14 @@ def run(
     Ctrl-C stops after the current round. Run the same command again to resume, or with more
     --rounds to extend a finished run (not a private one).
     """
-    from contextlib import closing
-
     from fedbandit.assembly.parts import make_engine
-    from fedbandit.config import parse_settings
-    from fedbandit.data import open_dataset
-    from fedbandit.presets import load
     from fedbandit.runs.reporting import no_model_acts, show_progress
     from fedbandit.runs.run import execute
 
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
     named |= {"threads": threads, "engine": engine, "device": device}
-    chosen = {key: value for key, value in named.items() if value is not None}
-    config = load(what).with_values({**chosen, **parse_settings(settings)})
-    dataset = open_dataset(config.data.source)
+    config = configured(what, settings, named)
+    dataset = fedbandit.open_dataset(config.data.source)
     with closing(make_engine(config, ray_address)) as clients_engine:
         outcome = execute(
             config,
@@ -187,18 +188,15 @@ def figure(
 
     Run the same command again to resume after an interruption; finished runs are reused.
     """
-    from fedbandit.config import parse_settings
-    from fedbandit.core.errors import ConfigError
     from fedbandit.paper.catalogue import matching
     from fedbandit.paper.figures import FigureRequest, make_figures
-    from fedbandit.runs.ray_runner import runner_of
 
     if budget is not None and not tune:
         raise ConfigError("--budget: needs --tune")
     names = matching(name)
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:
-        request = FigureRequest(data, seeds, scale, parse_settings(settings), minutes, runner)
+        request = FigureRequest(data, seeds, scale, parsed_settings(settings), minutes, runner)
         made, index = make_figures(names, request, out, typer.echo)
     for one in made:
         typer.echo(f"\n{one.text}\n\npicture: {one.png}")
@@ -244,9 +242,7 @@ def sweep(
 
     Writes a table of all runs, and of the best a picture, differences and a report.
     """
-    from fedbandit.core.progress import to_stderr
     from fedbandit.results.reading import write_table
-    from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.sweeps import best_results, read_sweep, rows_of, run_sweep, summary_text
 
     wanted = read_sweep(spec)
@@ -315,12 +311,9 @@ def compare(
 
     Prints a table with paired differences and their intervals, and writes pictures and a report.
     """
-    from fedbandit.config import parse_settings
-    from fedbandit.core.progress import to_stderr
-    from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.compare import check_comparison, run_comparison
 
-    members, labels = check_comparison(configurations, parse_settings(settings), against)
+    members, labels = check_comparison(configurations, parsed_settings(settings), against)
     say = to_stderr().say
     with runner_of(engine, ray_address, workers) as runner:
         results = run_comparison(members, seeds, out, runner, labels, say)
@@ -348,9 +341,7 @@ def bakeoff(
     Prints its cost in core-hours first. Tables and pictures are written after each situation; run
     the same command again to resume.
     """
-    from fedbandit.core.progress import to_stderr
     from fedbandit.report.bakeoff import write_bakeoff
-    from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.bakeoff import read_bakeoff, run_bakeoff
 
     wanted, answer = read_bakeoff(spec), Answer("", [])
@@ -422,9 +413,7 @@ def advise(
     Tunes every contender, runs the finalists longer on fresh seeds, and writes the recommendation
     with its evidence as text, as a page, and as a configuration to run.
     """
-    from fedbandit.core.progress import to_stderr
     from fedbandit.report.advice import write_advice
-    from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.advice import judge, run_contest
 
     with runner_of(engine, ray_address, workers) as runner:
@@ -480,8 +469,6 @@ def drift(
 
     Prints a table and draws a picture. Run the same command again to resume after an interruption.
     """
-    from fedbandit.config import parse_settings
-    from fedbandit.core.progress import to_stderr
     from fedbandit.runs.local_runner import LocalRunner
     from fedbandit.studies.drift import DriftStudy, publish
 
@@ -493,7 +480,7 @@ def drift(
         deploy_every=deploy_every,
         policies=[name.strip() for name in policies.split(",") if name.strip()],
         seeds=seeds,
-        settings=tuple(parse_settings(settings).items()),
+        settings=tuple(parsed_settings(settings).items()),
     )
     progress = to_stderr()
     text, rows = publish(study, out, runner=LocalRunner(workers, progress), say=progress.say)

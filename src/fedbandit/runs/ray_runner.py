@@ -20,7 +20,7 @@ from typing import Any
 from fedbandit.assembly.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
-from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import cache_folder
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.ray import cores_of, join, load_ray, original
@@ -28,9 +28,7 @@ from fedbandit.runs.folder import FolderBusy
 from fedbandit.runs.local_runner import (
     Ended,
     Job,
-    LocalRunner,
     OnEnd,
-    Runner,
     dataset_of,
     interrupts,
     lengths_of,
@@ -275,31 +273,3 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
         yield token
     finally:
         Path(token.path).unlink(missing_ok=True)
-
-
-@contextmanager
-def runner_of(
-    engine: str,
-    ray_address: str | None = None,
-    workers: int | None = None,
-    *,
-    quiet: bool = False,
-) -> Iterator[Runner]:
-    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long
-    as it is needed.
-
-    It shows the progress of its runs on standard error, unless it is to be quiet.
-    """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers: should be at least 1, not {workers}")
-    if engine not in ("threads", "ray"):
-        raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
-    progress = SILENT if quiet else to_stderr()
-    if engine == "threads":
-        if ray_address is not None:
-            raise ConfigError("--ray-address: needs --engine ray")
-        yield LocalRunner(workers, progress)
-        return
-
-    with closing(RayRunner(ray_address, workers, progress)) as runner:
-        yield runner
