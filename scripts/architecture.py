@@ -3,12 +3,14 @@
     python scripts/architecture.py docs/images/architecture.png
 
 Boxes are packages in the order in which they may import each other; a line shows the packages that a
-run, or a device's event, passes through, in the order of first use.
+run, or a device's event, passes through, in the order of first use. These lie beside the picture as
+JSON, and a test compares them with the code.
 """
 
 import ast
 import io
 import itertools
+import json
 import sys
 import tempfile
 import textwrap
@@ -121,8 +123,20 @@ def passages(files: list[Path]) -> list[str]:
     return list(dict.fromkeys(package_of(file) for file in files))
 
 
-def draw(out: Path) -> None:
-    """Write the picture."""
+def traces() -> dict[str, list[str]]:
+    """The passages of a run and of a device's event."""
+    return {"a run": passages(run_trace()), "a device's event": passages(device_trace())}
+
+
+def write(out: Path) -> None:
+    """Write the picture, and the traces that it shows as JSON beside it."""
+    found = traces()
+    out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    draw(found, out)
+
+
+def draw(found: dict[str, list[str]], out: Path) -> None:
+    """Draw packages, their imports, and the traces."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -134,17 +148,15 @@ def draw(out: Path) -> None:
     for name, used in imports().items():
         if name in at:
             text = "imports " + ", ".join(sorted(used & set(at), key=names.index))
-            shown = textwrap.fill(text, 92)
-            axes.text(1.9, at[name], shown, fontsize=6, color="#777777", va="center")
+            wrapped = textwrap.fill(text, 92)
+            axes.text(1.9, at[name], wrapped, fontsize=6, color="#777777", va="center")
     for name, y in at.items():
         axes.text(
             0.9, y, name, ha="center", va="center", fontsize=10,
             bbox={"boxstyle": "round,pad=0.35", "fc": "#f4f4f1", "ec": "#999999"},
         )  # fmt: skip
-    sides = ((run_trace(), 7.2, BLUE, "a run"), (device_trace(), 9.0, ORANGE, "a device's event"))
-    for files, side, colour, label in sides:
-        steps = [name for name in passages(files) if name in at]
-        counts = {name: sum(package_of(f) == name for f in files) for name in steps}
+    for label, side, colour in (("a run", 7.2, BLUE), ("a device's event", 9.0, ORANGE)):
+        steps = [name for name in found[label] if name in at]
         ends = [at[name] for name in steps]
         axes.plot([side] * 2, [min(ends), max(ends)], color=colour, lw=1, alpha=0.35, zorder=0)
         for number, name in enumerate(steps, start=1):
@@ -152,8 +164,6 @@ def draw(out: Path) -> None:
                 side, at[name], str(number), color="white", ha="center", va="center", fontsize=8,
                 bbox={"boxstyle": "circle,pad=0.25", "fc": colour, "ec": colour},
             )  # fmt: skip
-            several = "file" if counts[name] == 1 else "files"
-            axes.text(side + 0.28, at[name], f"{counts[name]} {several}", fontsize=7, va="center")
         axes.text(side, len(names) + 1, label, color=colour, ha="center", fontsize=10)
     axes.text(0.9, len(names) + 1, "packages", ha="center", fontsize=10)
     axes.set_xlim(0, 10.2)
@@ -164,4 +174,4 @@ def draw(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]))
+    write(Path(sys.argv[1]))

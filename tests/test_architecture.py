@@ -1,5 +1,6 @@
 """The architecture page is true: every file that a run or a device's event calls stands on it."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -66,3 +67,10 @@ def test_what_a_newcomer_looks_for_is_where_the_table_says(row):
 def test_the_picture_knows_every_package():
     listed = {name for row in architecture.layers() for name in row}
     assert set(architecture.imports()) - listed <= {"__init__", "__main__", "reference"}
+
+
+def test_the_picture_shows_the_packages_in_the_order_in_which_they_are_called():
+    file = ROOT / "docs" / "images" / "architecture.json"
+    drawn = json.loads(file.read_text(encoding="utf-8"))
+    said = "run python scripts/architecture.py docs/images/architecture.png"
+    assert drawn == architecture.traces(), said

@@ -11,7 +11,6 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -101,4 +100,8 @@ class TopK:
         return update
 
 
-BUILT_IN: dict[str, Any] = {"quantize": Quantize, "top-k": TopK}
+def no_compression() -> None:
+    """Makes no stage: updates are sent as they are."""
+
+
+BUILT_IN = {"none": no_compression, "quantize": Quantize, "top-k": TopK}

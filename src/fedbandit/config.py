@@ -403,10 +403,7 @@ def _check_parts(config: Config, sections: set[str]) -> None:
         name = getattr(chosen, key)
         if ":" in name:  # who builds it imports a user's module
             continue
-        built_in = {
-            **({"none": _nothing} if section == "compression" else {}),
-            **importlib.import_module(module).BUILT_IN,
-        }
+        built_in = importlib.import_module(module).BUILT_IN
         make = resolve(f"{section}.{key}", name, built_in)
         around = ("alpha", "floor") if section == "policy" else ()  # go with every built-in rule
         given = [parameter for parameter in chosen.parameters if parameter not in around]
@@ -418,10 +415,6 @@ def _check_parts(config: Config, sections: set[str]) -> None:
             beside=[*type(chosen).model_fields, *around],
             others=built_in,
         )
-
-
-def _nothing() -> None:
-    """What "none" makes, and it takes no parameters."""
 
 
 def _line_of(key: str, text: str) -> int | None:

@@ -10,7 +10,7 @@ from fedbandit.core.prediction import entries_of
 
 @dataclass(frozen=True)
 class Events:
-    """What clients log: contexts, actions, rewards, propensities and the model version that chose.
+    """Logged feedback of clients: contexts, actions, rewards, propensities and the model version that chose.
     One row an event.
 
     The events of one client stand together: client i owns rows bounds[i]:bounds[i + 1].
@@ -41,7 +41,7 @@ class Events:
 
     @property
     def num_clients(self) -> int:
-        """How many clients the events are of, those without any included."""
+        """The number of clients that the events are of, those without any included."""
         return len(self.bounds) - 1
 
     def of_client(self, index: int) -> "Events":

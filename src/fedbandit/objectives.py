@@ -62,7 +62,7 @@ class TargetObjective(Objective, Protocol):
 
 @dataclass(frozen=True)
 class Pointwise:
-    """What the built-in objectives share: a squared or logistic loss, weighted or not, on one
+    """Base of the built-in objectives: a squared or logistic loss, weighted or not, on one
     action or on all.
     """
 

@@ -46,7 +46,7 @@ def figure_members(data: str) -> dict[str, str]:
 
 
 def _private_name(data: str, noise: float | None) -> str:
-    """What a row of table 9 is called."""
+    """The name of a row of table 9."""
     return f"{data}-no-dp" if noise is None else f"{data}-dp-{noise:g}"
 
 

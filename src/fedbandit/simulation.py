@@ -4,6 +4,7 @@ Supervised pre-training comes first where the scenario has it; runs that share i
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,8 +42,7 @@ def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
     if experiment.pretraining is None:
         return experiment.initial_weights()
     pretraining = Pretraining(experiment, engine)
-    for _ in pretraining:
-        pass
+    pretraining.run()
     return pretraining.state.weights
 
 
@@ -80,6 +80,22 @@ class Pretraining:
                 kept_at = time.monotonic()
             yield metrics
 
+    def run(
+        self,
+        update: Callable[[dict[str, Any]], Any] = lambda metrics: None,
+        stopping: threading.Event | None = None,
+    ) -> bool:
+        """Run the remaining rounds, each followed by `update(metrics)`; True when all are done.
+
+        A request to stop ends it after the round, with its state kept.
+        """
+        for metrics in self:
+            update(metrics)
+            if stopping is not None and stopping.is_set():
+                self.keep()
+                break
+        return self.state.round == self.rounds
+
     def keep(self) -> None:
         """Save the state, for the next run that needs it."""
         if self._file is None:
@@ -93,7 +109,7 @@ class Pretraining:
         _unfinished(self._file).unlink(missing_ok=True)
 
     def _kept(self) -> State | None:
-        """What an earlier call has kept, finished or not; None: nothing."""
+        """The state that an earlier call has kept, finished or not, or None."""
         if self._file is None:
             return None
         for file in (self._file, _unfinished(self._file)):
@@ -312,8 +328,8 @@ class Simulation:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """How the training model's greedy choice does on the test split, where the data set has
-        one.
+        """Held-out metrics of the training model's greedy choice; none where the data set has no
+        test split.
         """
         dataset = self.experiment.dataset
         if dataset.test is None:

@@ -128,7 +128,7 @@ def inverse_roots(count: int) -> float:
 
 
 def _lasting(setting: Setting) -> float:
-    """What every event costs, however long one learns: exploration, and a regression that is not
+    """The cost of every event, however long one learns: exploration, and a regression that is not
     solved exactly.
     """
     return setting.epsilon + sqrt(

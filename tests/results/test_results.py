@@ -278,12 +278,18 @@ def test_what_they_look_like(folder, softmax):
 
 
 @pytest.mark.parametrize(
-    ("module", "call"), [("pandas", "to_pandas"), ("pyarrow", "to_arrow"), ("matplotlib", "plot")]
+    ("module", "call"),
+    [
+        ("pandas", "to_pandas"),
+        ("pyarrow", "to_arrow"),
+        ("matplotlib.backends.backend_agg", "plot"),
+    ],
 )
 def test_a_missing_library_names_the_extra(softmax, monkeypatch, module, call):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        FedbanditError, match=rf"needs {module}: pip install 'fedbandit\[simulation\]'"
+        FedbanditError,
+        match=r"needs fedbandit\[simulation\]: pip install 'fedbandit\[simulation\]'",
     ):
         getattr(softmax, call)()
 

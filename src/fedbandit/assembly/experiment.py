@@ -240,7 +240,7 @@ def _bandit_phase(
 
 
 def _planned_events(config: Config) -> int:
-    """How many events a round of a private run counts as: a schedule must not depend on how many
+    """The events that a round of a private run counts as: a schedule must not depend on how many
     there really were.
     """
     most = config.client.max_examples
@@ -370,7 +370,7 @@ def _pretraining_phase(
 
 
 def _pretraining_examples(config: Config) -> int | None:
-    """How many examples of a client pre-training uses at a time; None for all."""
+    """The examples of a client that pre-training uses at a time; None for all."""
     most = config.pretraining.max_examples
     return config.client.max_examples if most == "same" else None if most == "all" else most
 
@@ -519,8 +519,8 @@ def _visits(config: Config) -> VisitPlan:
 def _aggregation(
     config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean
 ) -> PlainMean:
-    """What makes one update of many: the rule that was chosen, or in a private run its
-    noisy mean.
+    """The rule that makes one update of many: the chosen one, or in a private run its noisy
+    mean.
     """
     if ledger is None:
         return chosen
@@ -539,7 +539,7 @@ def _private_mean(
     tolerance: DeviceNoise | None,
     ledger: Ledger | None = None,
 ) -> PrivateMean:
-    """How a phase releases its sums, with noise from the operating system or from the seed.
+    """The mean by which a phase releases its sums, with noise from the operating system or from the seed.
 
     Seeded noise is that of everything which goes into the phase, not of the seed alone.
     """
@@ -564,7 +564,9 @@ def _step(config: Config, private: bool) -> float | None:
 
 
 def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:
-    """What goes into a pre-trained model beside its plan, and nothing of the runs that share it."""
+    """Everything that goes into a pre-trained model beside its plan, and nothing of the runs that
+    share it.
+    """
     return {
         "fingerprint": dataset.header.fingerprint,
         "scenario": config.scenario,
@@ -579,7 +581,7 @@ def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any
 
 
 def _settings(config: Config, learning_rate: float | None = None) -> ClientSettings:
-    """How clients train; `learning_rate` replaces the one of the configuration."""
+    """The settings of local training; `learning_rate` replaces the one of the configuration."""
     rate = config.client.learning_rate if learning_rate is None else learning_rate
     return ClientSettings(rate, config.client.batch_size, config.client.epochs)
 

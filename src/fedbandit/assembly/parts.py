@@ -252,16 +252,11 @@ def try_algorithm(
 
 
 def build_stages(config: Config) -> tuple[CompressionStage, ...]:
-    """What compresses the updates; nothing unless a configuration names something."""
-    if config.compression.name == "none":
-        if config.compression.parameters:
-            raise ConfigError(
-                f"compression.{next(iter(config.compression.parameters))}: set,"
-                ' but the name is "none"'
-            )
-        return ()
+    """The stages that compress updates; none unless a configuration names one."""
     make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
     stage: CompressionStage = construct("compression", make, config.compression.parameters)
+    if make is compression.no_compression:
+        return ()
     require_methods("compression.name", stage, "encode", "decode")
     return (stage,)
 
@@ -385,7 +380,7 @@ _PRIVATE_QUANTILE, _PRIVATE_INITIAL = 0.5, 0.1
 def build_clipping(
     config: Config, algorithm: Algorithm | None = None
 ) -> FixedClipping | AdaptiveClipping:
-    """How updates are clipped, with or without privacy.
+    """The clipping of updates, with or without privacy.
 
     An algorithm of exact sums is not clipped by default: a norm or a quantile has to be set.
     """
@@ -400,8 +395,8 @@ def build_clipping(
 
 
 def pretraining_clipping(config: Config) -> FixedClipping | AdaptiveClipping:
-    """How updates are clipped in pre-training: as in the bandit phase, unless it has a norm of its
-    own, or none.
+    """The clipping of pre-training: that of the bandit phase, unless it has its own norm, or
+    none.
     """
     chosen = config.pretraining.clip_norm
     if chosen == "same":
@@ -412,8 +407,8 @@ def pretraining_clipping(config: Config) -> FixedClipping | AdaptiveClipping:
 
 
 def pretraining_cohort(config: Config) -> int:
-    """How many clients take part in a round of pre-training; a number of its own is an
-    upper limit.
+    """The clients that take part in a round of pre-training; a number set for it is an upper
+    limit.
     """
     chosen = config.pretraining
     asked = chosen.clients_per_round

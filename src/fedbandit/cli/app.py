@@ -120,7 +120,7 @@ def _answer() -> None:
 
 
 def _about_cache(file: object) -> str:
-    """What to do about a cache folder that cannot be made or written; nothing for other files."""
+    """Advice about a cache folder that cannot be made or written; empty for other files."""
     from fedbandit.data import cache_folder
 
     try:

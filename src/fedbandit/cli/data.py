@@ -670,7 +670,7 @@ def _item_options(
     item_time: str | None,
     reading: dict[str, Any],
 ) -> Any:
-    """What the options say about a catalogue; None without one."""
+    """The options of a catalogue as one object; None without one."""
     from fedbandit.data.importers.contexts import ColumnOptions
     from fedbandit.data.importers.items import ItemOptions
 

@@ -1,4 +1,4 @@
-"""What all commands share: help as plain text in sections, answers as text, JSON or a file, `--quiet`
+"""Shared by all commands: help as plain text in sections, answers as text, JSON or a file, `--quiet`
 and `--trust`, and options that several have.
 
 Knows no command.
@@ -57,7 +57,7 @@ _TABLES = (".csv", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say; a command that is annotated to return one has more options.
+    """The result of a command; a command that is annotated to return one has more options.
 
     They are `--json`, which prints `value` in place of `text`, `--quiet`, which shows no progress,
     and `--out`, which writes `rows` to a file, unless the command has an `--out` of its own.

@@ -105,7 +105,7 @@ _FREQUENT = (
 
 
 def _said_of_setting(family: Family, setting: str) -> tuple[Sentence, ...]:
-    """What the paper says of the four rules in one setting."""
+    """The paper's sentences about the four rules in one setting."""
     if setting == "scratch":
         words = _CRUCIAL if family == "emnist" else _HELPS
         return tuple(above(p, "greedy", words) for p in _EXPLORERS)

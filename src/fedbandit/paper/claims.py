@@ -1,4 +1,4 @@
-"""What the paper says, sentence by sentence, each with the test that judges it: numbers in, verdicts out.
+"""The paper's sentences, each with the test that judges it: numbers in, verdicts out.
 
 Knows rewards by seed and nothing of runs or pictures, so a figure made long ago is judged by today's rules.
 """
@@ -17,16 +17,16 @@ Verdict = Literal["agrees", "disagrees", "not clear", "measured"]
 
 LEVEL = 0.05
 ALIKE = 0.05
-"""What "nearly identical", "close to" and "never hurts" allow, relative to the larger reward."""
+"""The gap that "nearly identical", "close to" and "never hurts" allow, relative to the larger reward."""
 NEGLIGIBLE = 0.02
-"""What a standard deviation over trials may be, relative to the mean."""
+"""The largest negligible standard deviation over trials, relative to the mean."""
 MAGNITUDE = 0.5
-"""How far a loss may be from the one that the paper states, relative to it."""
+"""The distance allowed between a loss and the one that the paper states, relative to it."""
 
 
 @dataclass(frozen=True)
 class MemberResult:
-    """What the seeds of one member of a figure came to.
+    """Final rewards of one member of a figure, by seed.
 
     `propensity` holds, by seed, the mean probability of the chosen action in each deployment
     period; the first period acts with the initial model. Seeds that diverged have no reward.

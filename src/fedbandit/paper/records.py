@@ -46,7 +46,7 @@ class FigureRecord:
 
     @property
     def regime(self) -> tuple[Any, ...]:
-        """What figures have in common that may be set beside one another."""
+        """Data, model, scale and tuning: figures with equal ones may be set beside each other."""
         return *(self.numbers.get(key) for key in ("data", "model", "scale")), self.tuned
 
     @property
@@ -59,7 +59,7 @@ class FigureRecord:
 
     @cached_property
     def results(self) -> dict[str, MemberResult]:
-        """What each member came to."""
+        """The results of each member, by label."""
         return {
             label: _result(member, self.tuned)
             for label, member in self.numbers["members"].items()

@@ -225,7 +225,7 @@ def _title(groups: Sequence[RunGroup]) -> str:
 
 
 def _subtitle(groups: Sequence[RunGroup]) -> str:
-    """How many configurations and runs there are, and how they stand."""
+    """Counts of configurations and of runs by status."""
     runs = [run for group in groups for run in group.runs]
     states = [run.status for run in runs]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -365,7 +365,7 @@ def apart(groups: Sequence[RunGroup]) -> str:
 
 
 def errors(title: str, said: Sequence[tuple[str, str]]) -> str:
-    """What went wrong, by the name of a run; nothing where nothing did."""
+    """A section of errors by the name of a run; empty where there are none."""
     lines = [f'<p class="error">{escape(name)}: {escape(reason)}</p>' for name, reason in said]
     return section(title, "".join(lines)) if lines else ""
 

@@ -222,8 +222,8 @@ def _comparison(runs: list[Run]) -> dict[str, Any]:
 
 
 def _row(run: Run, label: str) -> dict[str, Any]:
-    """What the table shows of a run; where its folder's name is a digest, it is called by what sets
-    it apart.
+    """A run's row of the table; where its folder's name is a digest, the title is what sets it
+    apart.
     """
     hashed = _HASH.search(run.name) is not None
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, needing
 from fedbandit.core.files import write_atomically
 
 # Okabe and Ito's palette.
@@ -130,8 +130,9 @@ def curves_figure(
 
 def empty_figure(width: float, height: float) -> Any:
     """A matplotlib figure of this size in inches, without global state and without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with needing("a picture"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

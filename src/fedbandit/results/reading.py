@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.core.errors import DataError, needing
 from fedbandit.core.files import (
     object_in,
     open_regular,
@@ -53,7 +52,8 @@ def arrow_table(columns: Columns) -> Any:
     Whole numbers among fractions become fractions; lists, and values of mixed kinds, become JSON
     text.
     """
-    pa = needed("pyarrow")
+    with needing("a table"):
+        import pyarrow as pa
     return pa.table({name: _column(pa, values) for name, values in columns.items()})
 
 
@@ -125,16 +125,6 @@ def write_table(
     for target in targets:
         write_atomically(target, partial(writers[target.suffix], table))
     return targets
-
-
-def needed(module: str) -> Any:
-    """A library that not every installation has; one line says which extra brings it."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise FedbanditError(f"this needs {module}: pip install 'fedbandit[simulation]'") from None
 
 
 def _column(pa: Any, values: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, needing
 from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.results import reading as labels
 from fedbandit.results.differences import (
@@ -22,7 +22,7 @@ from fedbandit.results.differences import (
     with_error,
 )
 from fedbandit.results.plots import curves_figure, require_picture, save_picture
-from fedbandit.results.reading import RunRecord, arrow_table, needed, read_record, run_folders
+from fedbandit.results.reading import RunRecord, arrow_table, read_record, run_folders
 
 _SHOWN_NOTES = 5
 
@@ -243,8 +243,8 @@ class Results:
             0  greedy-seed-0     0      1        4
             1  greedy-seed-0     0      2        4
         """
-        needed("pandas")
-        return self.to_arrow(timings=timings).to_pandas()
+        with needing("to_pandas"):
+            return self.to_arrow(timings=timings).to_pandas()
 
     def plot(
         self,
@@ -264,7 +264,6 @@ class Results:
             >>> simulate(config).collect().plot("reward").axes[0].get_ylabel()
             'reward'
         """
-        needed("matplotlib")
         self._require(metric)
         if path is not None:
             require_picture(Path(path))

@@ -147,7 +147,7 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
 
 
 def _kept_environment(path: Path) -> dict[str, Any]:
-    """What `environment.json` holds; `DataError` where it is damaged or of 0.2."""
+    """The contents of `environment.json`; `DataError` where it is damaged or of 0.2."""
     try:
         kept = read_object(path)
         refuse_earlier(path.parent, kept)
@@ -167,10 +167,8 @@ def _parts(config: Config) -> dict[str, dict[str, Any]]:
     for section, key, module, leading in PARTS:
         chosen = getattr(config, section)
         name, parameters = getattr(chosen, key), chosen.parameters
-        if (section, name) != ("compression", "none"):
-            make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
-            parameters = with_defaults(make, parameters, leading)
-        found[section] = {key: name, **parameters}
+        make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+        found[section] = {key: name, **with_defaults(make, parameters, leading)}
     return found
 
 
@@ -310,7 +308,7 @@ class RunFolder:
             )
 
     def rounds_recorded(self) -> int:
-        """How many rounds have a line of metrics."""
+        """The number of rounds that have a line of metrics."""
         path = self.path / "metrics.jsonl"
         try:
             return max(0, count_lines(path) - 1)
@@ -371,7 +369,7 @@ class RunFolder:
             self._flushed_at = time.monotonic()
 
     def secret(self) -> Secret:
-        """What the cohorts of a run with `privacy.noise = "system"` come from; drawn for a new run.
+        """The secret behind the cohorts of a run with `privacy.noise = "system"`; drawn for a new run.
 
         The file is for its owner alone. Without it a run that has begun cannot be resumed: other
         cohorts would not keep what its accounting counts on.
@@ -455,7 +453,7 @@ class RunFolder:
         return ends
 
     def _memory(self, rounds: int) -> Memory:
-        """What clients remember, as it was after these rounds."""
+        """The memory of clients, as it was after these rounds."""
         path = self.path / "memory.sqlite"
         if path.exists():
             open_regular(path).close()  # SQLite would wait at a pipe
@@ -547,8 +545,8 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a finished run's summary says beside its reward: held-out metrics, and the privacy that
-    was spent.
+    """The figures of a summary beside its reward: held-out metrics, and the privacy that was
+    spent.
     """
     summary = summary or {}
     privacy = summary.get("privacy")
@@ -557,7 +555,7 @@ def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _ours(name: str) -> bool:
-    """What a run that was stopped before its first line may have left."""
+    """Whether a run that was stopped before its first line may have left a file of this name."""
     known = (
         ".lock",
         "environment.json",

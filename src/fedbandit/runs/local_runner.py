@@ -25,14 +25,13 @@ from typing import Literal, Protocol
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
-from fedbandit.core.process import handling
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
 from fedbandit.federated.round import Engine
 from fedbandit.runs.reporting import showing_runs
-from fedbandit.runs.run import execute
+from fedbandit.runs.run import execute, stop_requests
 from fedbandit.simulation import Pretraining, pretrained_file
 
 _orphaned = threading.Event()  # set in a worker whose parent is gone
@@ -123,7 +122,7 @@ def _one_after_another(
 ) -> list[Ended]:
     """All jobs in this process, each on all cores."""
     results: list[Ended] = []
-    with interrupts() as interrupted:
+    with stop_requests(list) as interrupted:
         prepare(jobs, interrupted, progress)
     if interrupted.is_set():
         return [Ended("interrupted")] * len(jobs)
@@ -155,7 +154,7 @@ def _side_by_side(
         ProcessPoolExecutor(
             workers, mp_context=get_context("spawn"), initializer=_follow_parent
         ) as pool,
-        interrupts(
+        stop_requests(
             lambda: [process.pid for process in list(pool._processes.values())]
         ) as interrupted,
     ):
@@ -277,12 +276,10 @@ def prepare(
                 contextlib.suppress(Diverged),  # the run itself will say so, and be a loser
                 shown.task("pre-training", total, unit="rounds", done=done) as advance,
             ):
-                for _ in pretraining:
-                    advance(1)
-                    if stopping.is_set():
-                        pretraining.keep()
-                        return made
-                made[key] = file
+                if pretraining.run(lambda metrics, advance=advance: advance(1), stopping):  # type: ignore[misc]
+                    made[key] = file
+            if stopping.is_set():
+                break
     return made
 
 
@@ -313,25 +310,3 @@ def _follow_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="follow-parent").start()
-
-
-@contextmanager
-def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set.
-
-    Worker processes stop after their round: they are sent SIGTERM, and do not hear a terminal's
-    Ctrl-C (`_deaf_to_interrupts`).
-    """
-    requested = threading.Event()
-
-    def handle(number: int) -> None:
-        if requested.is_set():
-            return  # telling workers twice would cut their round short
-        requested.set()
-        for worker in workers():
-            if worker is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGTERM)
-
-    with handling(handle):
-        yield requested

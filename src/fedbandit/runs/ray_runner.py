@@ -30,7 +30,6 @@ from fedbandit.runs.local_runner import (
     Job,
     OnEnd,
     dataset_of,
-    interrupts,
     lengths_of,
     nobody,
     prepare,
@@ -38,6 +37,7 @@ from fedbandit.runs.local_runner import (
     shared_start,
 )
 from fedbandit.runs.reporting import showing_runs
+from fedbandit.runs.run import stop_requests
 
 _MOST_ATTEMPTS = 4  # a run that has killed this many workers is not retried
 _LOOK_SECONDS = 1.0  # how often the driver looks for interrupts and for machines that came or went
@@ -118,7 +118,7 @@ class RayRunner:
         results = [Ended("not run")] * len(jobs)
         if not jobs:
             return results
-        with _token(jobs) as token, interrupts() as interrupted, ExitStack() as ending:
+        with _token(jobs) as token, stop_requests(list) as interrupted, ExitStack() as ending:
             self._check_machines(token)
             tasks, weights = self._tasks(jobs, token, interrupted)
             waiting = deque(range(len(jobs)))
@@ -157,7 +157,7 @@ class RayRunner:
             self._ray.shutdown()
 
     def _room(self) -> int:
-        """How many runs may be under way: as many as the cluster has cores now."""
+        """The number of runs that may be under way: as many as the cluster has cores now."""
         cores = cores_of(self._ray)
         return max(1, min(self._workers or cores, cores))
 

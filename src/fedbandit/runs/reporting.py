@@ -126,7 +126,7 @@ class _Runs:
         return self.done - before
 
     def in_words(self) -> str:
-        """How many runs are complete, of how many."""
+        """The runs that are complete, of all: `3/8`."""
         complete = sum(self.seen[folder] >= length for folder, length in self.lengths.items())
         return f"{complete}/{len(self.lengths)}"
 

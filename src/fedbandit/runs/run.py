@@ -2,10 +2,12 @@
 resumed.
 """
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +133,7 @@ def execute(
         stack.enter_context(_kept_failures(folder))
         if experiment.secret is not None:
             experiment = experiment.with_secret(folder.secret())
-        stopping = stack.enter_context(_stop_requests())
+        stopping = stack.enter_context(stop_requests())
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
         state, memory = folder.resume(experiment.bandit.work.algorithm)
@@ -186,7 +188,7 @@ class _Publishing:
 
 
 def _misfit(experiment: Experiment, state: State) -> str | None:
-    """What of a state cannot have come from this run; None if it can."""
+    """The part of a state that cannot have come from this run, in words; None if all can."""
     fresh = experiment.bandit.start(experiment.initial_weights())
     if state.weights.shape != fresh.weights.shape:
         return f"the model has {len(fresh.weights)} weights, the state {len(state.weights)}"
@@ -216,18 +218,12 @@ def _pretrain(
     pretraining: Pretraining, progress: ShowProgress | None, stopping: threading.Event
 ) -> None:
     """Run the missing rounds of pre-training, until the end or a request to stop."""
-    with ExitStack() as stack:
-        shown = None
-        if progress is not None and pretraining.state.round < pretraining.rounds:
-            shown = stack.enter_context(
-                progress("pre-training round", pretraining.rounds, pretraining.state.round)
-            )
-        for metrics in pretraining:
-            if shown is not None:
-                shown.update(metrics)
-            if stopping.is_set():
-                pretraining.keep()
-                return
+    done, rounds = pretraining.state.round, pretraining.rounds
+    if progress is None or done == rounds:
+        pretraining.run(stopping=stopping)
+        return
+    with progress("pre-training round", rounds, done) as shown:
+        pretraining.run(shown.update, stopping)
 
 
 def _run_rounds(
@@ -292,7 +288,7 @@ def _run_rounds(
 
 
 def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any]) -> dict[str, Any]:
-    """What `summary.json` says of a finished run."""
+    """The contents of `summary.json`."""
     config, state = simulation.experiment.config, simulation.state
     return {
         "running_reward": state.running_reward,
@@ -329,16 +325,26 @@ def _kept_failures(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one interrupts immediately. Only the main
-    thread gets signals.
+def stop_requests(
+    workers: Callable[[], Iterable[int | None]] | None = None,
+) -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; only the main thread gets signals.
+
+    `workers` are processes, which are sent SIGTERM and stop after their round. Without any, a
+    second signal interrupts immediately; telling workers twice would cut their round short.
     """
     requested = threading.Event()
 
     def handle(number: int) -> None:
         if requested.is_set():
-            raise KeyboardInterrupt
+            if workers is None:
+                raise KeyboardInterrupt
+            return
         requested.set()
+        for worker in workers() if workers is not None else ():
+            if worker is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGTERM)
 
     with handling(handle):
         yield requested

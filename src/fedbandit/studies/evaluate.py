@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError, refuse
+from fedbandit.core.errors import ConfigError, DataError, needing, refuse
 from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Log, Split
 from fedbandit.data.importers.columns import Table
@@ -43,7 +43,6 @@ from fedbandit.ope import (
 )
 from fedbandit.policies import Constant, Policy, Uniform, make_policy
 from fedbandit.results import Results
-from fedbandit.results.reading import needed
 from fedbandit.studies.trained_models import Scorer, load_scorer, trained_on
 
 _FEW_REWARDED = 30  # events with a reward; fewer of them decide nothing
@@ -233,7 +232,9 @@ def evaluate(
 def _table_of(frame: Any) -> Table:
     """A table of decisions in memory, read and checked as a file is."""
     try:
-        table = Table(needed("pyarrow").table(frame))
+        with needing("a table"):
+            import pyarrow as pa
+        table = Table(pa.table(frame))
     except (TypeError, ValueError) as error:
         raise DataError(f"logs: no table of decisions: {error}") from None
     table.label = "logs"
