@@ -15,7 +15,7 @@ from fedbandit import algorithms, compression, objectives
 from fedbandit.acting.predictors import is_linear
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, Features
-from fedbandit.core.errors import EXTRA_OF, ConfigError, FedbanditError
+from fedbandit.core.errors import EXTRA_OF, ConfigError, FedbanditError, refuse
 from fedbandit.core.identity import place_of
 from fedbandit.core.parts import construct, in_bytes, resolve
 from fedbandit.core.ragged import Ragged
@@ -310,16 +310,19 @@ def check_personal(config: Config, algorithm: Algorithm) -> None:
     """Refuse personal models where what a client held in the past is not known."""
     if not hasattr(algorithm, "personal"):
         return
-    if config.mode == "population":
-        raise ConfigError(
-            f"mode: population mode computes caches again when they are needed, and what a client"
-            f" of {config.algorithm.name} held in the past is not known; set mode = simple"
-        )
-    if config.gate.confidence is not None:
-        raise ConfigError(
-            f"gate.confidence: the gate weighs the deployed model, and clients of"
-            f" {config.algorithm.name} act with their own"
-        )
+    name = config.algorithm.name
+    refuse(
+        (
+            config.mode == "population",
+            "mode: population mode computes caches again when they are needed, and what a client"
+            f" of {name} held in the past is not known; set mode = simple",
+        ),
+        (
+            config.gate.confidence is not None,
+            "gate.confidence: the gate weighs the deployed model, and clients of"
+            f" {name} act with their own",
+        ),
+    )
 
 
 def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objective, dict[str, Any]]:

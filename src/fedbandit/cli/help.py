@@ -16,7 +16,7 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.errors import ConfigError, FedbanditError, refuse
 from fedbandit.core.parts import is_code, nearest, trusting
 from fedbandit.core.progress import quietly, to_stderr
 
@@ -105,15 +105,20 @@ def runner_of(
     """The runner that `--engine`, `--ray-address` and `--workers` ask for, for as long as it is
     needed; it shows the progress of its runs.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers: should be at least 1, not {workers}")
-    if engine not in ("threads", "ray"):
-        raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
+    refuse(
+        (
+            workers is not None and workers < 1,
+            f"--workers: should be at least 1, not {workers}",
+        ),
+        (
+            engine not in ("threads", "ray"),
+            f"--engine: should be threads or ray, not {engine!r}",
+        ),
+        (engine == "threads" and ray_address is not None, "--ray-address: needs --engine ray"),
+    )
     if engine == "threads":
         from fedbandit.runs.local_runner import LocalRunner
 
-        if ray_address is not None:
-            raise ConfigError("--ray-address: needs --engine ray")
         yield LocalRunner(workers, to_stderr())
         return
     from fedbandit.runs.ray_runner import RayRunner

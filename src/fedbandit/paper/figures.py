@@ -15,7 +15,7 @@ import numpy as np
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.assembly.parts import pretraining_cohort
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
@@ -42,15 +42,17 @@ class FigureRequest:
     runner: Runner = HERE
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
-        if not 0 < self.scale <= 1:
-            raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
-        for key, instead in (("seed", "use --seeds"), ("data.source", "use --data")):
-            if key in self.settings:
-                raise ConfigError(f"--set {key}: set by the figure; {instead}")
-        if self.tune_minutes is not None and not self.tune_minutes > 0:
-            raise ConfigError(f"--budget: should be above 0 minutes, not {self.tune_minutes:g}")
+        minutes = 1.0 if self.tune_minutes is None else self.tune_minutes
+        refuse(
+            (self.seeds < 1, f"--seeds: should be at least 1, not {self.seeds}"),
+            (
+                not 0 < self.scale <= 1,
+                f"--scale: should be above 0 and at most 1, not {self.scale:g}",
+            ),
+            ("seed" in self.settings, "--set seed: set by the figure; use --seeds"),
+            ("data.source" in self.settings, "--set data.source: set by the figure; use --data"),
+            (not minutes > 0, f"--budget: should be above 0 minutes, not {minutes:g}"),
+        )
 
 
 @dataclass(frozen=True)
