@@ -113,7 +113,7 @@ _PRETRAINING = {
     ("so", "init-shift"): ("adam", 0.05, 0.05),
 }
 # Rules for the embedded gallery and catalogue, whose decisions have candidates: parameters, and the
-# algorithm that says how sure the model is, where the rule asks. Rates are ours.
+# algorithm or model that says how sure it is, where the rule asks. Rates are ours.
 _CANDIDATE_RULES: dict[str, tuple[dict[str, float], dict[str, Any]]] = {
     "softmax": ({"beta": 0.1}, {}),
     "falcon": ({"mu": 8, "gamma": 100}, {}),
@@ -125,6 +125,7 @@ _CANDIDATE_RULES: dict[str, tuple[dict[str, float], dict[str, Any]]] = {
     "uniform": ({}, {}),
     "ucb": ({"floor": 0.05}, {"algorithm": {"name": "statistics"}}),
     "thompson": ({"floor": 0.02}, {"algorithm": {"name": "statistics"}}),
+    "bagging": ({"floor": 0.05}, {"model": {"name": "linear-heads"}}),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 from fedbandit import policies, preset, simulate
 from fedbandit.presets import all_presets
 
-FIXED = {"constant", "bagging"}  # an action by its number; an ensemble, which has fixed actions
+FIXED = {"constant"}  # an action by its number
 RULES = sorted(set(policies.BUILT_IN) - FIXED)
 
 
