@@ -268,7 +268,7 @@ def outcomes(groups: Sequence[RunGroup]) -> str:
                 [with_error(mean, standard_error(final)), *behind, *counts, *map(_shown, extras)],
             )
         )
-    return html_table([*heads, *(_in_words(key) for key in extra)], rows)
+    return html_table([*heads, *(key.replace("_", " ") for key in extra)], rows)
 
 
 def _reversed(gap: Difference) -> str:
@@ -497,11 +497,6 @@ def _mean(values: Sequence[Any]) -> float:
 def _shown(value: float) -> str:
     """Four digits, or a dash for NaN."""
     return "–" if np.isnan(value) else f"{value:.4f}"
-
-
-def _in_words(key: str) -> str:
-    """A key as a table's head says it."""
-    return key.replace("_", " ")
 
 
 ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
