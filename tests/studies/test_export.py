@@ -113,6 +113,24 @@ def test_json_holds_all_that_a_linear_model_needs(tmp_path):
     assert found["policy"] == {"name": "softmax", "beta": 0.2}
 
 
+def test_a_shop_names_its_items_and_describes_new_ones(tmp_path):
+    """Exported models know items by the names of the table, and new ones by its columns."""
+    shop = open_dataset("catalogue")
+    trained(tmp_path / "run", shop)
+    path = export(tmp_path / "run", tmp_path / "m.safetensors", dataset=shop)
+    known, encoder = shop.train.catalogue, shop.header.item_encoder
+    words = shop.item_vocabulary()
+    with Agent(tmp_path / "device") as agent:
+        agent.install(path)
+        used = agent._used()
+        assert used.model.catalogue.names == tuple(known.name(i) for i in range(len(known)))
+        new = used.shown([known.name(3), ("new", {encoder.text[0]: words[5], "price": 12.0})])
+        assert new.names == (known.name(3), "new")
+        assert new.own.ids[0] == 5
+        choice = agent.choose({"age": 30.0}, candidates=[known.name(3), ("new", {"stars": 4.0})])
+        assert choice.name in (known.name(3), "new")
+
+
 def test_a_run_over_candidates_becomes_an_agent_that_chooses_by_name(tmp_path):
     photos = open_dataset("gallery")
     trained(tmp_path / "run", photos)

@@ -24,6 +24,7 @@ from fedbandit.core.files import pack, read_packed, read_small, unpack, write_by
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.dataset import Catalogue
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.text import BagOfWords
 from fedbandit.deploy.private_files import make_private, make_private_folder
@@ -81,6 +82,7 @@ class _ItemFacts(BaseModel):
     most: int = Field(ge=1)
     names: tuple[str, ...] | None = None  # of the catalogue; None: the file carries none
     encoder: Any = None
+    vocabulary: tuple[str, ...] | None = None
 
 
 class _Facts(BaseModel):
@@ -224,6 +226,7 @@ class DeviceModel:
     encoder: Encoder | None = None  # of a table's columns; None: words alone, or features
     items: ItemSpec | None = None  # kind and shape of candidates' features
     item_encoder: Encoder | None = None  # of an item's columns; None: features
+    item_vocabulary: tuple[str, ...] | None = None  # the words of its texts
     catalogue: ItemCatalogue | None = None
 
     def __post_init__(self) -> None:
@@ -286,7 +289,8 @@ class DeviceModel:
             if any(part is not None for part in carried):
                 raise DataError(f"{where}: a catalogue, and no candidates")
             return
-        if self.item_encoder and _made_by(self.item_encoder) != (items.kind, items.shape):
+        made, words = self.item_encoder, len(self.item_vocabulary or ())
+        if made and (_made_by(made), made.words) != ((items.kind, items.shape), words):
             raise DataError(f"{where}: the items' columns do not fit {items.kind} {items.shape}")
         if self.catalogue is not None:
             try:
@@ -308,6 +312,11 @@ class DeviceModel:
     def bags(self) -> BagOfWords[str] | None:
         """Makes contexts of words; None where contexts hold none."""
         return None if self.vocabulary is None else BagOfWords(self.vocabulary)
+
+    @cached_property
+    def item_bags(self) -> BagOfWords[str] | None:
+        """Makes features of an item's words; None where items have no text."""
+        return None if self.item_vocabulary is None else BagOfWords(self.item_vocabulary)
 
     @cached_property
     def space(self) -> str:
@@ -344,6 +353,7 @@ class DeviceModel:
             facts["items"] = dict(vars(self.items))
             if self.item_encoder is not None:
                 facts["items"]["encoder"] = self.item_encoder.to_json()
+                facts["items"]["vocabulary"] = self.item_vocabulary
             if self.catalogue is not None:
                 facts["items"]["names"] = self.catalogue.names
                 own = self.catalogue.arrays()
@@ -371,6 +381,7 @@ class DeviceModel:
             found = {
                 "encoder": _read_encoder(facts.encoder),
                 "item_encoder": None if items is None else _read_encoder(items.encoder),
+                "item_vocabulary": None if items is None else items.vocabulary,
                 "catalogue": None if names is None else ItemCatalogue.of_arrays(names, own),
             }
         except (ValueError, DataError) as error:
@@ -412,20 +423,27 @@ class DeviceModel:
             vocabulary=tuple(dataset.vocabulary()) if has_words and dataset.path else None,
             encoder=header.encoder,
             items=header.items,
-            catalogue=None if items is None else _named_items(items.features),
+            item_encoder=header.item_encoder,
+            item_vocabulary=tuple(dataset.item_vocabulary()) or None,
+            catalogue=None if items is None else _named_items(items),
         )
 
 
 _WRITTEN = ("version", "actions", "kind", "shape", "policy", "model", "vocabulary")
 
 
-def _named_items(features: Features) -> ItemCatalogue:
-    """A data set's catalogue as a file carries it; items without names are called by their
-    number.
-    """
-    if not isinstance(features, Ragged):
-        features = np.asarray(features, np.float32)
-    return ItemCatalogue(tuple(str(number) for number in range(len(features))), features)
+def _named_items(items: Catalogue) -> ItemCatalogue:
+    """A data set's catalogue as a file carries it: the newest row of every item, by its name."""
+    features, rows = items.features, np.arange(len(items.features))
+    if items.items is not None:
+        since = np.zeros(len(rows)) if items.since is None else np.asarray(items.since)
+        order = np.lexsort((since, items.items))
+        last = np.flatnonzero(np.diff(items.items[order], append=-1))
+        rows = order[last]
+    taken = features.take(rows) if isinstance(features, Ragged) else np.asarray(features[rows])
+    if not isinstance(taken, Ragged):
+        taken = taken.astype(np.float32)
+    return ItemCatalogue(tuple(items.name(number) for number in range(len(items))), taken)
 
 
 def _made_by(encoder: Encoder) -> tuple[str, tuple[int, ...]]:

@@ -156,7 +156,8 @@ class ModelInUse:
             else:
                 if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str):
                     name, one = one
-                own.append(encoded(one, items.kind, items.shape, self.model.item_encoder, None))
+                encoder, bags = self.model.item_encoder, self.model.item_bags
+                own.append(encoded(one, items.kind, items.shape, encoder, bags))
                 number = -len(own)
             names.append(name)
             numbers.append(number)

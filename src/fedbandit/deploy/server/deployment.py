@@ -565,6 +565,7 @@ _MEANING = (
     "encoder",
     "items",
     "item_encoder",
+    "item_vocabulary",
     "catalogue",
 )
 
