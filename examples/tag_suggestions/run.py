@@ -106,8 +106,8 @@ def main() -> None:
     print(f"open http://127.0.0.1:{page.server_address[1]} and press Ctrl-C to end", flush=True)
     deploy, port = (sys.executable, "-m", "fedbandit", "deploy"), free_port()
     children = Children(chosen.out)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # they end it as Ctrl-C does
-        signal.signal(number, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # `finally` ends the others, as with Ctrl-C
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
         for number in range(chosen.devices):
