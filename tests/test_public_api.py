@@ -1,5 +1,6 @@
 """The public names: importable from `fedbandit`, light to import, and documented by examples that run."""
 
+import ast
 import doctest
 import inspect
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,11 +120,19 @@ def _is_public(name: str) -> bool:
 
 
 def _found(name: str) -> object:
-    """The module, or the member of one, of that name; None where there is none."""
+    """The module, or the member of one, of that name; None where there is none.
+
+    Of a module whose extra is not installed, what its source defines.
+    """
     module, _, member = name.rpartition(".")
     try:
         return import_module(name)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as missing:
+        file = ROOT / "src" / f"{name.replace('.', '/')}.py"
+        if missing.name != name and file.exists():
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            defined = [node.name for node in body if hasattr(node, "name")]
+            return SimpleNamespace(**dict.fromkeys(defined, file))
         return getattr(_found(module), member, None) if module else None
 
 
