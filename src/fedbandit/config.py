@@ -374,7 +374,9 @@ class Config(_Section):
             values = _set(values, key, settings[key])
         changed = Config.build(values)
         _check_parts(changed, {key.partition(".")[0] for key in settings})
-        return changed
+        # Sections are frozen: those that stayed the same are shared, which sweeps live on.
+        same = {key: old for key, old in self if old == getattr(changed, key)}
+        return changed.model_copy(update=same)
 
     def identity(self) -> dict[str, Any]:
         """The values that identify a run: everything but where it is computed."""

@@ -87,3 +87,11 @@ def test_the_page_of_settings_names_each_with_its_default():
                 list(value) if isinstance(value, tuple) else value
             ), key
     assert not rows, f"settings that do not exist: {sorted(rows)}"
+
+
+def test_changed_copies_share_the_sections_that_stayed_the_same():
+    config = Config()
+    changed = config.with_values({"policy.beta": 0.25})
+    assert changed.client is config.client
+    assert changed.policy != config.policy
+    assert changed == Config.build(changed.model_dump())
