@@ -7,6 +7,7 @@ A wrong name or parameter is refused with the path of the key, before any work s
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -241,13 +242,15 @@ def require(part: object, **ranges: str) -> None:
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"client": {"learning_rate": 0.1}}` becomes `{"client.learning_rate": 0.1}`; keys may be
     dotted already.
+
+    Keys are interned: the rows of a large sweep share them.
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= (
             flatten(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
+            else {sys.intern(f"{prefix}{key}"): value}
         )
     return flat
 
