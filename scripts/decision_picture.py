@@ -1,6 +1,6 @@
 """Draw what to use in which situation, from the committed results of bake-off (a).
 
-    python scripts/decision_picture.py docs/results/bakeoff/a/summary.json docs/images/which-algorithm.png
+    python scripts/decision_picture.py docs/results/bakeoff/a*/summary.json docs/images/which-algorithm.png
 
 One panel for each regime: every contender's reward beside tuned softmax with FedAvg, in per cent of
 it, with the simultaneous 95% interval of the paired difference.
@@ -25,14 +25,14 @@ def _label(cell: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def draw(summary: Path, to: Path) -> None:
-    """Write the picture of all regimes that the summary holds."""
+def draw(summaries: list[Path], to: Path) -> None:
+    """Write the picture of all regimes that the summaries hold."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cells = json.loads(summary.read_text())["cells"]
+    cells = [cell for path in summaries for cell in json.loads(path.read_text())["cells"]]
     regimes = [name for name in REGIMES if any(cell["regime"] == name for cell in cells)]
     labels = list(dict.fromkeys(_label(cell) for cell in cells))
     means = dict.fromkeys(labels, 0.0)
@@ -71,4 +71,5 @@ def draw(summary: Path, to: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Path(sys.argv[2]))
+    *given, picture = map(Path, sys.argv[1:])
+    draw(given, picture)
