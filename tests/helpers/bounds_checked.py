@@ -17,6 +17,7 @@ from test_wrong_bytes import make
 
 import fedbandit
 from fedbandit.assembly.experiment import build_experiment
+from fedbandit.core import kernels
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
 from fedbandit.data.importers.tables import TableOptions, import_table
@@ -89,6 +90,9 @@ def work(folder: Path) -> None:
     held_out_metrics(
         experiment.bandit.work.predictor, experiment.initial_weights(), random_text().train, True
     )
+    for one, other in (([0, 2], [1, 2, 5]), ([3], []), ([], [3]), ([7, 8], [1])):
+        pair = np.array(one, np.int64), np.array(other, np.int64)
+        assert kernels.merge(*pair, *map(np.empty_like, pair)) == len({*one, *other})
 
 
 if __name__ == "__main__":
