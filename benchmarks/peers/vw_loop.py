@@ -58,10 +58,10 @@ def _settings(world: str, name: str) -> list[dict[str, Any]]:
         lower = (0.005, 0.01, 0.02) if world == "questions" else (0.02, 0.05, 0.1)
         beyond = [*product(lower, (0.4 * client[0], client[0]), (0.01, 0.02))]
     elif world != "questions":  # candidates share their weights, which many events reach
-        rates, priors = (0.1, 0.3), (0.2, 1.0, 5.0, 20.0)
+        rates, priors = (0.3, 1.0), (0.2, 1.0, 5.0, 20.0)
         names = ("algorithm.rate", "algorithm.prior", "policy.beta")
         grid = [*product(rates, priors, (0.02, 0.05, 0.1))]
-        beyond = [*product((0.3, 0.5), (0.5, 1.0), (0.005, 0.01))]
+        beyond = [*product((1.0, 2.0), (0.5, 1.0), (0.005, 0.01))]
         if name != "diag-newton":
             names = (*names, "policy.alpha")
             grid = [*product(rates, priors[1:], (0.02, 0.05), (0.1, 0.4))]
