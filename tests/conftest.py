@@ -1,6 +1,7 @@
 """What tests share: a cache of their own, small chunks, a data set on disk, and where larger data lies."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,24 @@ def _own_environment(tmp_path_factory):
         patch.setenv("FEDBANDIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("FEDBANDIT_COMPILE_AFTER_SECONDS", "0")
         yield
+
+
+@pytest.fixture
+def no_wait():
+    """A test that waits for a pipe, or reads without an end, fails.
+
+    Not by an OSError, which a reader would take for a file's own, and again and again, should it be
+    taken for something else.
+    """
+
+    def late(*_):
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 30, 5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 
 import pytest
 from builders import random_text
@@ -33,18 +32,7 @@ NAMES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_wait():
-    """Whatever waits for a pipe ends the test."""
-
-    def late(*_):
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 
 @pytest.fixture

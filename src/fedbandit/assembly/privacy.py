@@ -71,7 +71,7 @@ _CANDIDATES: tuple[
 )
 
 _BANDS = (4, 8, 16, DEFAULT_BANDS, 64)
-NEGLIGIBLE = 0.01  # of delta: more is not paid for rounds that are drawn anew
+NEGLIGIBLE = 0.01  # of delta: more is not paid for rounds that are redrawn
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def build_ledger(
 ) -> Ledger | None:
     """The plan of a private run with its noise calibrated and its budget set; None for a run without privacy.
 
-    `secure` is given for deployments with secure sums: what they draw anew, where the plan's sampling makes that cost.
+    `secure` is given for deployments with secure sums: what they redraw, where the plan's sampling makes that cost.
     """
     chosen = config.privacy
     if chosen.mechanism == "none":
@@ -367,7 +367,7 @@ def _check_device_noise(config: Config, deployed: bool, secure: Redraws | None) 
 
 
 def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
-    """The ledger of a plan whose sums are secure: whole numbers, and drawn anew where too few devices are in them."""
+    """The ledger of a plan whose sums are secure: whole numbers, redrawn where too few devices are in them."""
     plan = ledger.plan
     discrete = stays_whole(plan.strategy)
     if discrete and ledger.accountant == "pld":

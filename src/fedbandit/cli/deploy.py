@@ -215,7 +215,7 @@ def revoke(
     operator.revoke(state, node, undo)
     print(f"{node} {'may take part again' if undo else 'is not asked any more'}")
     if not undo and unregister_node(state, node):
-        print(f"{node} cannot connect any more; register its key anew to let it")
+        print(f"{node} cannot connect any more; register its key again to let it in")
 
 
 @app.command()

@@ -286,7 +286,7 @@ def audit(
         bool, typer.Option("--adaptive", help="Adaptive clipping, whose count is audited too.")
     ] = False,
     restart_every: Annotated[
-        int | None, typer.Option(min=1, help="Restart correlated noise after so many rounds.")
+        int | None, typer.Option(min=1, help="Rounds after which correlated noise restarts.")
     ] = None,
     target: Annotated[
         list[str],

@@ -32,7 +32,7 @@ from fedbandit.core.files import (
     read_small,
 )
 
-# Raise this in the commit that changes any number that a run computes, and store the digests anew
+# Raise this in the commit that changes any number that a run computes, and store the digests again
 # as tests/test_results_number.py says. Runs and pre-trained models of another number are then not
 # continued or reused; long runs survive every commit that leaves it alone.
 RESULTS = 4
@@ -45,7 +45,7 @@ _executed: dict[
 
 def import_module(name: str) -> ModuleType:
     """The module of that name; if it is not loaded yet, it and the user's modules it imports are
-    compiled anew.
+    compiled again.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -76,7 +76,7 @@ def require_sources(names: Iterable[str], expected: Mapping[str, str]) -> None:
     """Have the code behind these parts loaded that the digests name; `ConfigError` if this machine
     has other code.
 
-    What was loaded before a file was edited is loaded anew. A module that is not loaded here is not
+    What was loaded before a file was edited is loaded again. A module that is not loaded here is not
     executed here.
     """
     names = list(names)

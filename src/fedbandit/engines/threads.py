@@ -66,7 +66,7 @@ def _keep_freed_memory() -> None:
     all threads.
 
     glibc gives it back to the system or not, depending on where it happens to lie, and a round that
-    gets it anew pays up to a thousand page faults. It keeps twice as much as the largest block that
+    gets it again pays up to a thousand page faults. It keeps twice as much as the largest block that
     was ever freed, up to 32 MB. In a heap of its own each thread would keep as much again, which
     the others cannot use.
     """

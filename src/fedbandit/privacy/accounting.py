@@ -56,7 +56,7 @@ def plan_epsilon(
 
 @dataclass(frozen=True)
 class Redraws:
-    """Rounds of Poisson sampling that are drawn anew, and never released, where too few devices are in their sum."""
+    """Rounds of Poisson sampling that are redrawn, and not released, where a sum has too few devices."""
 
     needed: int  # devices in a sum
     connected: int  # devices, at least, that would be in the sum if they were drawn

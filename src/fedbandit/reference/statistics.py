@@ -1,7 +1,7 @@
 """LinUCB from statistics, over fixed actions or over candidates: A = λI + Σ x x', b = Σ r x.
 
 One event at a time, as in the rest of the reference: the rows x are written out by hand, and every
-system is solved anew for a version.
+system is solved again for each version.
 """
 
 from typing import Any

@@ -132,7 +132,7 @@ class _Runs:
 
 
 def _recorded(folder: Path) -> int:
-    """The number of the last round that a run has recorded; 0 where there is none, or none that can
+    """The number of the last round that a run has recorded; 0 where there is none that can
     be read.
     """
     try:

@@ -1,7 +1,6 @@
 """Pipes, devices, links and terabytes in the place of a device's files: one line at once, no traceback."""
 
 import logging
-import signal
 
 import pytest
 from device_builders import text_model
@@ -16,18 +15,7 @@ from fedbandit.deploy.secure_sums import SecureMinimum
 KINDS = [pytest.param(special, id=special.name) for special in SPECIAL]
 
 
-@pytest.fixture(autouse=True)
-def _no_wait():
-    """Whatever waits for a pipe, or reads without an end, ends the test."""
-
-    def late(*_):
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 5, 5)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Files that a deployment's configuration names: what is not such a file is one line, at once."""
 
 import os
-import signal
 
 import pytest
 from fuzz_mutations import SPECIAL
@@ -10,19 +9,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.deploy.server.operator import key_line
 
-
-@pytest.fixture(autouse=True)
-def _no_wait():
-    """Whatever waits for a pipe, or reads without an end, ends the test."""
-
-    def late(*_):
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 
 @pytest.mark.parametrize("special", SPECIAL, ids=lambda special: special.name)

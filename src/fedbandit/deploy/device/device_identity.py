@@ -21,7 +21,7 @@ from fedbandit.deploy.messages import Count, Name, checked, is_name
 from fedbandit.deploy.private_files import make_private
 from fedbandit.privacy.discrete import DeviceNoise, gaussian_epsilon
 
-_COMPUTED = 1e-3  # epsilon is computed anew on each machine, and may come out a little different
+_COMPUTED = 1e-3  # each machine computes epsilon itself, and may differ a little
 
 
 def _is_epsilon(value: Any) -> bool:

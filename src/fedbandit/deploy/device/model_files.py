@@ -473,7 +473,7 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
         status = path.stat()
     except FileNotFoundError:
         return None
-    except OSError:  # a link to itself: there, and whoever reads it says what is wrong
+    except OSError:  # a link to itself: it exists, and reading it says what is wrong
         return 0, 0
     return status.st_ino, status.st_mtime_ns
 

@@ -182,7 +182,7 @@ def guard(parent: int, log: Path, command: list[str]) -> int:
     """Run the command until it ends, it is to end, or the parent is gone; its exit code.
 
     A SuperLink or SuperNode starts its helper once. Without it the program stays in reach and never
-    runs an app again, so it is ended, and whoever started it starts it again.
+    runs an app again, so it is ended, and its starter starts it again.
     """
     folder, over = Path(os.environ[MARK]), threading.Event()
 

@@ -133,7 +133,7 @@ def unpacked(payload: bytes) -> np.ndarray:
 
 
 def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
-    """Encrypt content for whoever has the key; nobody can change it.
+    """Encrypt content for the holders of the key, who notice any change.
 
     The nonce is zero because a key seals one packet.
     """

@@ -139,7 +139,7 @@ class Rules(BaseModel):
     def least_reach(self, private: bool) -> int:
         """The nodes that have to be in reach before a round begins.
 
-        A private round is paid for whoever takes part, so it has to be worth its price before
+        A private round costs the same whoever takes part: it has to be worth its price before
         anybody is drawn. Looking at who was drawn would be too late: the accounting counts on it.
         """
         part = self.min_reach * (self.population or 0) if private else 0.0

@@ -431,7 +431,7 @@ def _bytes(folder: Path, generation: Generation, name: str) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The bytes of a file, None where there is none, or none that we have written.
+    """The bytes of a file; None where it is missing or not one of ours.
 
     One that cannot be read says nothing about what was written.
     """
