@@ -28,47 +28,45 @@ def rows():
     return run_study(STUDY)
 
 
+def _of(rows, policy):
+    """The policy's rows: deploying often, and once."""
+    return [row for row in rows if row.policy == policy]
+
+
 def test_bounds_are_told_the_measured_error_and_how_often_was_trained(rows):
-    often, once = rows
-    assert (often.samples, often.periods) == (2 * 4 * 20, 3)
-    for row in rows:
-        error = row.measured["epsilon-greedy"].optimization_error
-        setting, events = Setting(ACTIONS, 0.2, 3.0, 0.05, error), row.samples * row.periods
-        assert row.bounds.federated == pytest.approx(
-            federated_regret(setting, row.samples, row.periods) / events
-        )
-        assert row.bounds.centralised == pytest.approx(
-            centralised_regret(setting, row.samples, row.periods) / events
-        )
-        assert row.perfect.federated < row.bounds.federated
+    often, once = (row.row() for row in _of(rows, "epsilon-greedy"))
+    assert (often["samples"], often["periods"]) == (2 * 4 * 20, 3)
+    for kept in _of(rows, "epsilon-greedy"):
+        row = kept.row()
+        size = row["samples"], row["periods"]
+        setting = Setting(ACTIONS, 0.2, 3.0, 0.05, row["optimization_error"])
+        events = size[0] * size[1]
+        assert row["eq_9"] == pytest.approx(federated_regret(setting, *size) / events)
+        assert row["eq_10"] == pytest.approx(centralised_regret(setting, *size) / events)
+        assert kept.perfect["eq_9"] < row["eq_9"]
     # The model that serves the third period has been trained on the first two.
-    own = {
-        name: Setting(ACTIONS, 0.2, 3.0, 0.05, often.measured[name].optimization_error)
-        for name in often.measured
-    }
-    assert often.bounds.last["epsilon-greedy"] == pytest.approx(
-        epsilon_greedy_per_event(own["epsilon-greedy"], 160, 2)
-    )
-    assert often.bounds.last["falcon"] == pytest.approx(falcon_per_event(own["falcon"], 160, 2))
-    assert all(
-        np.isnan(value) for value in once.bounds.last.values()
-    )  # one period: its model was never trained
-    assert once.bounds.federated >= 1  # it says nothing
+    bounds = {"epsilon-greedy": epsilon_greedy_per_event, "falcon": falcon_per_event}
+    for policy, bound in bounds.items():
+        row = _of(rows, policy)[0].row()
+        setting = Setting(ACTIONS, 0.2, 3.0, 0.05, row["optimization_error"])
+        assert row["bound_of_last"] == pytest.approx(bound(setting, 160, 2))
+    unseen = [row.bounds["bound_of_last"] for row in rows if row.measured[0].periods == 1]
+    assert len(unseen) == 3
+    assert np.isnan(unseen).all()  # one period: its model was never trained
+    assert once["eq_9"] >= 1  # it says nothing
 
 
 def test_all_policies_are_measured(rows):
-    often, once = rows
+    first = {}
     for policy in ("epsilon-greedy", "falcon", "falcon-schedule"):
-        assert once.measured[policy].whole == pytest.approx(once.measured[policy].last)
+        often, once = _of(rows, policy)
+        first[policy] = often.by_seed("regret")
+        assert once.by_seed("regret") == pytest.approx(once.by_seed("last_regret"))
         if policy != "falcon-schedule":  # after so few events it still explores almost uniformly
-            assert (often.measured[policy].last < once.measured[policy].last).all()
-    assert not np.array_equal(
-        often.measured["epsilon-greedy"].whole, often.measured["falcon"].whole
-    )
-    assert not np.array_equal(
-        often.measured["falcon-schedule"].whole, often.measured["falcon"].whole
-    )
-    assert all(row["bound_of_last"] is None for row in once.rows())
+            assert (often.by_seed("last_regret") < once.by_seed("last_regret")).all()
+        assert once.row()["bound_of_last"] is None
+    assert not np.array_equal(first["epsilon-greedy"], first["falcon"])
+    assert not np.array_equal(first["falcon-schedule"], first["falcon"])
 
 
 def test_every_curve_is_drawn_and_named(rows, tmp_path):

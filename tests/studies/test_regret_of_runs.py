@@ -10,8 +10,9 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine
+from fedbandit.evaluation.logs import LinearSums, linear_sums
 from fedbandit.policies import Greedy, Uniform
-from fedbandit.studies.regret import LeastSquares, best_in_class, estimated_regret, measure
+from fedbandit.studies.regret import best_in_class, estimated_regret, excess_error, measure
 
 WORLD = realizable(seed=1, clients=30, examples=40, features=4, actions=3)
 
@@ -123,9 +124,12 @@ def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
     actions = rng.integers(0, 3, 600)
     rewards = rng.random(600)
     experiment = build_experiment(_config(), WORLD.dataset)
-    fit = LeastSquares.empty(WORLD).with_events(x[:250], actions[:250], rewards[:250])
-    fit = fit.with_events(x[250:], actions[250:], rewards[250:])
     design = np.column_stack([x, np.ones(600)])
+    first, rest = slice(250), slice(250, None)
+    log = sum(
+        (linear_sums(design[part], actions[part], rewards[part], 3) for part in (first, rest)),
+        LinearSums.empty(3, design.shape[1]),
+    )
     solved = np.stack(
         [
             np.linalg.lstsq(design[actions == a], rewards[actions == a], rcond=None)[0]
@@ -133,9 +137,14 @@ def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
         ]
     )
     flat = np.concatenate([solved[:, :-1].T.reshape(-1), solved[:, -1]])
-    assert fit.excess(experiment.layout, flat) == pytest.approx(0, abs=1e-9)
+    assert excess_error(log, experiment.layout, flat) == pytest.approx(0, abs=1e-9)
     moved = flat.copy()
     moved[-1] += 0.3  # the bias of the last action
-    assert fit.excess(experiment.layout, moved) == pytest.approx(
+    assert excess_error(log, experiment.layout, moved) == pytest.approx(
         0.09 * (actions == 2).mean(), rel=1e-6
     )
+    fitted, shifted = (
+        ((rewards - (design * model[actions]).sum(axis=1)) ** 2).mean()
+        for model in (solved, np.column_stack([moved[:-3].reshape(-1, 3).T, moved[-3:]]))
+    )
+    assert excess_error(log, experiment.layout, moved) == pytest.approx(shifted - fitted)

@@ -393,7 +393,7 @@ def theory(
     except ValueError as error:
         raise ConfigError("--" + str(error).replace("log_class", "log-class")) from None
     found = run_study(study, to_stderr())
-    rows = [row for one in found for row in one.rows()]
+    rows = [one.row() for one in found]
     files = [draw(study, found, out), *write_table(rows, out, [".csv"])]
     return Answer(f"{in_words(study, found)}\n{'; '.join(map(str, files))}", rows)
 

@@ -5,11 +5,11 @@ theory` runs the same rounds with different deployment periods, in a world whose
 linear in the context, so that the regret of every event is known exactly, beside the bounds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from math import inf, isnan, nan
+from itertools import product
+from math import inf, isnan, nan, prod
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,8 @@ class DelayMeasurement:
     periods: int
     regret: float  # per event, in reward
     last_regret: float  # of the model deployed last
-    optimization_error: (
-        float  # ε_fed, in squared reward: mean over the deployments after which rounds follow
-    )
+    # ε_fed, in squared reward: mean over the deployments after which rounds follow
+    optimization_error: float
 
 
 def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
@@ -186,7 +185,8 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     work, clients = phase.work, phase.cohorts.pool
     truth = environment.mean_rewards
     best = best_value(work.split, truth, clients)
-    fit = LeastSquares.empty(environment)
+    features, actions = environment.weight.shape
+    log = LinearSums.empty(actions, features + 1)
     regret = lost = 0.0
     events = 0
     errors: list[float] = []
@@ -197,13 +197,14 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
             predict = work.predictions(deployed.weights)
             regret = best - policy_value(work.split, clients, work.rule(deployed), predict, truth)
             if state.round:
-                errors.append(fit.excess(layout, deployed.weights))
+                errors.append(excess_error(log, layout, deployed.weights))
         logged = RoundEvents(phase, state)()  # the very events that the round will train on
-        fit = fit.with_events(features_of(logged.contexts.shared), logged.actions, logged.rewards)
+        contexts = features_of(logged.contexts.shared)
+        log += linear_sums(with_ones(contexts), logged.actions, logged.rewards, actions)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))
     if not errors:  # one single period: the model that would have been deployed next
-        errors.append(fit.excess(layout, simulation.state.weights))
+        errors.append(excess_error(log, layout, simulation.state.weights))
     periods = -(-config.rounds // config.deploy_every)
     samples = round(events / config.rounds * config.deploy_every)
     return DelayMeasurement(
@@ -211,53 +212,24 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     )
 
 
-@dataclass(frozen=True)
-class LeastSquares:
-    """All that a linear regression of rewards needs to know of a log, per action: sums that add.
+def with_ones(contexts: np.ndarray) -> np.ndarray:
+    """Contexts [n, d] with a last column of ones, for the bias: float64 [n, d + 1]."""
+    return np.column_stack([contexts, np.ones(len(contexts))])
 
-    From X'X, X'r and r'r the squared error of any linear model follows without the log; `excess` is
-    by how much it exceeds the smallest possible one (ε_fed of the paper).
+
+def excess_error(log: LinearSums, layout: Layout, weights: np.ndarray) -> float:
+    """By how much the mean squared error of a linear model on a log exceeds the smallest possible
+    one: ε_fed of the paper.
+
+    X'X and X'r of every action are all that it takes: with the best coefficients b, those of the
+    model c exceed their squared error by (c - b)'X'X(c - b).
     """
-
-    sums: LinearSums  # X'X [K, d + 1, d + 1] and X'r [K, d + 1]
-    rewards: float  # sum of squared rewards
-    events: int
-
-    @classmethod
-    def empty(cls, environment: RealizableEnvironment) -> "LeastSquares":
-        """The sums of a log without events."""
-        features, k = environment.weight.shape
-        return cls(LinearSums.empty(k, features + 1), 0.0, 0)
-
-    def with_events(
-        self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
-    ) -> "LeastSquares":
-        """The sums with further events: contexts float64 [n, d], actions [n], rewards [n]."""
-        x, earned = np.column_stack([contexts, np.ones(len(contexts))]), rewards.astype(np.float64)
-        sums = self.sums + linear_sums(x, actions, earned, len(self.sums.gram))
-        squared = self.rewards + float((earned**2).sum())
-        return LeastSquares(sums, squared, self.events + len(rewards))
-
-    def excess(self, layout: Layout, weights: np.ndarray) -> float:
-        """By how much the mean squared error of a linear model on this log exceeds the smallest
-        possible one.
-        """
-        params = layout.split(weights.astype(np.float64))
-        ours = np.vstack([params["weight"], params["bias"]]).T
-        best = np.stack(
-            [
-                np.linalg.lstsq(s, p, rcond=None)[0]
-                for s, p in zip(self.sums.gram, self.sums.moments, strict=True)
-            ]
-        )
-        return max(0.0, self._error(ours) - self._error(best))
-
-    def _error(self, coefficients: np.ndarray) -> float:
-        """The mean squared error of linear models, coefficients [K, d + 1], on the log."""
-        gram, moments = self.sums.gram, self.sums.moments
-        fitted = np.einsum("ka,kab,kb->", coefficients, gram, coefficients)
-        squares = float(fitted - 2 * (coefficients * moments).sum() + self.rewards)
-        return squares / max(1, self.events)
+    params = layout.split(weights.astype(np.float64))
+    ours = np.vstack([params["weight"], params["bias"]]).T
+    sums = zip(log.gram, log.moments, strict=True)
+    best = np.stack([np.linalg.lstsq(gram, moments, rcond=None)[0] for gram, moments in sums])
+    squares = np.einsum("ka,kab,kb->", ours - best, log.gram, ours - best)
+    return max(0.0, float(squares)) / max(1.0, float(log.gram[:, -1, -1].sum()))
 
 
 ACTIONS = 5  # of the realisable world
@@ -316,65 +288,37 @@ class DelayStudy:
 
 
 @dataclass(frozen=True)
-class PolicyRegret:
-    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's
-    error.
+class DelayRow:
+    """One policy at one deployment period: measurements by seed, beside the bounds of one event.
+
+    Bounds are `bound_of_last`, of the model deployed last (NaN where none was ever trained), and of
+    ε-greedy over the run `eq_9`, federated, and `eq_10`, centralised. From 1 on they say nothing.
     """
 
-    whole: np.ndarray  # [seeds]: mean over the run
-    last: np.ndarray  # [seeds]: of the model deployed last
-    optimization_error: float
+    policy: str
+    measured: Sequence[DelayMeasurement]
+    bounds: Mapping[str, float]  # with the measured error of the oracle
+    perfect: Mapping[str, float]  # with an oracle that solves every regression exactly
 
-    @classmethod
-    def of(cls, found: Sequence[DelayMeasurement]) -> "PolicyRegret":
-        """The measurements of one policy and period over seeds."""
-        return cls(
-            np.array([one.regret for one in found]),
-            np.array([one.last_regret for one in found]),
-            float(np.mean([one.optimization_error for one in found])),
-        )
+    def by_seed(self, name: str) -> np.ndarray:
+        """What was measured, by its name: [seeds]."""
+        return np.array([getattr(one, name) for one in self.measured])
 
-
-@dataclass(frozen=True)
-class RegretBounds:
-    """Bounds for one deployment period, per event and in reward."""
-
-    federated: float  # eq. 9 over the run, of ε-greedy; it says nothing from 1 on
-    centralised: float  # eq. 10
-    last: Mapping[
-        str, float
-    ]  # for the model deployed last, by policy; NaN where none was ever trained
-
-
-@dataclass(frozen=True)
-class DelayRow:
-    """One deployment period: measurements by policy beside the bounds."""
-
-    deploy_every: int
-    samples: int
-    periods: int
-    measured: Mapping[str, PolicyRegret]
-    bounds: RegretBounds
-    perfect: RegretBounds  # with an oracle that solves every regression exactly
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each policy: what was measured, and the bounds with the measured error."""
-        of_run = {"eq_9": self.bounds.federated, "eq_10": self.bounds.centralised}
-        return [
-            {
-                "deploy_every": self.deploy_every,
-                "samples": self.samples,
-                "periods": self.periods,
-                "policy": policy,
-                "regret": float(one.whole.mean()),
-                "regret_sd": _spread(one.whole),
-                "last_regret": float(one.last.mean()),
-                "optimization_error": one.optimization_error,
-                "bound_of_last": None if isnan(last := self.bounds.last[policy]) else last,
-                **(of_run if policy == "epsilon-greedy" else dict.fromkeys(of_run)),
-            }
-            for policy, one in self.measured.items()
-        ]
+    def row(self) -> dict[str, Any]:
+        """What was measured, and the bounds with the measured error; None where there is none."""
+        first = self.measured[0]
+        known = {key: value for key, value in self.bounds.items() if not isnan(value)}
+        return {
+            "deploy_every": first.deploy_every,
+            "samples": first.samples,
+            "periods": first.periods,
+            "policy": self.policy,
+            "regret": float(self.by_seed("regret").mean()),
+            "regret_sd": _spread(self.by_seed("regret")),
+            "last_regret": float(self.by_seed("last_regret").mean()),
+            "optimization_error": float(self.by_seed("optimization_error").mean()),
+            **{key: known.get(key) for key in ("bound_of_last", "eq_9", "eq_10")},
+        }
 
 
 _SHOWN = {
@@ -392,11 +336,12 @@ compare shapes, not heights."""
 def in_words(study: DelayStudy, found: Sequence[DelayRow]) -> str:
     """A table of measurements beside bounds, with its legend, and the longest useful period."""
     lines = [[head for head, _ in _SHOWN.values()]]
-    for row in (row for one in found for row in one.rows()):
+    for row in (one.row() for one in found):
         row["policy"] = _SHORT[row["policy"]]
         cells = [(row[key], kind) for key, (_, kind) in _SHOWN.items()]
         lines.append(["-" if value is None else format(value, kind) for value, kind in cells])
-    per_round = found[0].samples // found[0].deploy_every
+    first = found[0].measured[0]
+    per_round = first.samples // first.deploy_every
     longest = longest_useful_period(study.setting(), per_round * study.rounds)
     beyond = "for every period" if longest is None else f"beyond {longest / per_round:g} rounds"
     said = f"with a perfect oracle eq. 9 is vacuous {beyond}"
@@ -405,51 +350,33 @@ def in_words(study: DelayStudy, found: Sequence[DelayRow]) -> str:
 
 def run_study(study: DelayStudy, progress: ProgressReporter = SILENT) -> list[DelayRow]:
     """Measure every deployment period of the study, with every policy and seed."""
-    total, rows = len(study.deploy_every) * len(_SHORT) * study.seeds, []
+    cases, seeds = list(product(study.deploy_every, _SHORT)), range(study.seeds)
+    rows = []
     with (
         closing(ThreadEngine(1)) as engine,
-        progress.task("theory", total, unit="runs") as advance,
+        progress.task("theory", len(cases) * study.seeds, unit="runs") as advance,
     ):
-
-        def run(policy: str, every: int, seed: int) -> DelayMeasurement:
-            world = realizable(seed, actions=ACTIONS)
-            measured = measure(study.config(policy, every, seed), world, engine)
-            advance(1)
-            return measured
-
-        for every in study.deploy_every:
-            found = {
-                policy: [run(policy, every, seed) for seed in range(study.seeds)]
-                for policy in _SHORT
-            }
-            rows.append(_row(study, found))
+        for every, policy in cases:
+            measured = []
+            for seed in seeds:
+                world = realizable(seed, actions=ACTIONS)
+                measured.append(measure(study.config(policy, every, seed), world, engine))
+                advance(1)
+            error = float(np.mean([one.optimization_error for one in measured]))
+            bounds, perfect = (_bounds(study, policy, measured[0], e) for e in (error, 0.0))
+            rows.append(DelayRow(policy, measured, bounds, perfect))
     return rows
 
 
-def _row(study: DelayStudy, found: Mapping[str, Sequence[DelayMeasurement]]) -> DelayRow:
-    """The measurements of one period beside the bounds, with the measured error and with none."""
-    measured = {policy: PolicyRegret.of(each) for policy, each in found.items()}
-    first = found["epsilon-greedy"][0]
-    bounds = partial(_bounds, study, first.samples, first.periods)
-    errors = {policy: one.optimization_error for policy, one in measured.items()}
-    exact = bounds(dict.fromkeys(errors, 0.0))
-    every, samples, periods = first.deploy_every, first.samples, first.periods
-    return DelayRow(every, samples, periods, measured, bounds(errors), exact)
-
-
-def _bounds(
-    study: DelayStudy, samples: int, periods: int, errors: Mapping[str, float]
-) -> RegretBounds:
-    """The bounds per event of one period, with these errors of the oracle."""
-    setting, events = study.setting(errors["epsilon-greedy"]), samples * periods
-    federated = federated_regret(setting, samples, periods)
-    trainings = periods - 1  # the model deployed last has not seen the period that it serves
-    last = {
-        policy: bound(study.setting(errors[policy]), samples, trainings) if trainings else nan
-        for policy, bound in _PER_EVENT.items()
-    }
-    centralised = centralised_regret(setting, samples, periods)
-    return RegretBounds(federated / events, centralised / events, last)
+def _bounds(study: DelayStudy, policy: str, of: DelayMeasurement, error: float) -> dict[str, float]:
+    """The bounds of a policy by their names, with this error of the oracle."""
+    setting, size = study.setting(error), (of.samples, of.periods)
+    trainings = of.periods - 1  # the model deployed last has not seen the period that it serves
+    last = _PER_EVENT[policy](setting, of.samples, trainings) if trainings else nan
+    if policy != "epsilon-greedy":
+        return {"bound_of_last": last}
+    whole = {"eq_9": federated_regret(setting, *size), "eq_10": centralised_regret(setting, *size)}
+    return {"bound_of_last": last, **{key: value / prod(size) for key, value in whole.items()}}
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
@@ -460,30 +387,32 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
     figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels
-    every = [row.deploy_every for row in rows]
+    every = list(study.deploy_every)
 
-    def bound(axes: Any, of: Callable[[RegretBounds], float], label: str, **style: Any) -> None:
+    def bound(axes: Any, policy: str, key: str, label: str, **style: Any) -> None:
         """With the measured error of the oracle, and dotted with none."""
-        axes.plot(every, [of(row.bounds) for row in rows], "-", label=label, **style)
-        exact, hollow = [of(row.perfect) for row in rows], {"mfc": "w", **style}
+        own = [row for row in rows if row.policy == policy]
+        axes.plot(every, [row.bounds[key] for row in own], "-", label=label, **style)
+        exact, hollow = [row.perfect[key] for row in own], {"mfc": "w", **style}
         axes.plot(every, exact, ":", label=f"{label}, exact oracle", **hollow)
 
-    def measured(axes: Any, values: Sequence[np.ndarray], **style: Any) -> None:
+    def measured(axes: Any, policy: str, key: str, **style: Any) -> None:
+        values = [row.by_seed(key) for row in rows if row.policy == policy]
         means, spreads = [float(one.mean()) for one in values], [_spread(one) for one in values]
         axes.errorbar(every, means, spreads, fmt="o-", capsize=3, **style)
 
-    own, label = {"color": _COLOURS["epsilon-greedy"], "marker": "o"}, "ε-greedy, federated (eq. 9)"
-    bound(whole_bounds, lambda b: b.federated, label, **own)
-    own, label = {"color": _CENTRALISED, "marker": "s"}, "ε-greedy, centralised (eq. 10)"
-    bound(whole_bounds, lambda b: b.centralised, label, **own)
+    own = {"color": _COLOURS["epsilon-greedy"], "marker": "o"}
+    bound(whole_bounds, "epsilon-greedy", "eq_9", "ε-greedy, federated (eq. 9)", **own)
+    own = {"color": _CENTRALISED, "marker": "s"}
+    bound(whole_bounds, "epsilon-greedy", "eq_10", "ε-greedy, centralised (eq. 10)", **own)
     for policy, name in _NAMES.items():
         own = {"color": _COLOURS[policy]}
         if policy != "falcon-schedule":  # the bound is FALCON's, whatever its γ
-            of = partial(_last_bound, policy)
-            bound(last_bounds, of, f"{name}, federated", marker="o", **own)
+            label = f"{name}, federated"
+            bound(last_bounds, policy, "bound_of_last", label, marker="o", **own)
         own["label"] = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
-        measured(whole, [row.measured[policy].whole for row in rows], **own)
-        measured(last, [row.measured[policy].last for row in rows], **own)
+        measured(whole, policy, "regret", **own)
+        measured(last, policy, "last_regret", **own)
     titles = ("mean over the run", "an event of the model deployed last")
     for (left, right), title in zip(panels, titles, strict=True):
         lines = [line.get_ydata() for line in left.get_lines()]
@@ -507,10 +436,6 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
         fontsize=11,
     )
     return save_picture(figure, path)
-
-
-def _last_bound(policy: str, bounds: RegretBounds) -> float:
-    return bounds.last[policy]
 
 
 def _spread(values: np.ndarray) -> float:
