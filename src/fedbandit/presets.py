@@ -37,14 +37,6 @@ def _privacy_values(data: str, noise: float | None) -> dict[str, Any]:
     return {**values, "clipping": {"norm": _CLIP_NORM[data]}, "privacy": private}
 
 
-def figure_members(data: str) -> dict[str, str]:
-    """The four approaches of figure 4 for `emnist` or `so`: what they are called there, and their
-    presets.
-    """
-    names = {"No DP" if noise is None else f"NM={noise:g}": noise for noise in _RATES[data]}
-    return {shown: _private_name(data, noise) for shown, noise in names.items()}
-
-
 def _private_name(data: str, noise: float | None) -> str:
     """The name of a row of table 9."""
     return f"{data}-no-dp" if noise is None else f"{data}-dp-{noise:g}"

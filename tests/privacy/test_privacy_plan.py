@@ -18,7 +18,8 @@ from fedbandit.federated.cohorts import (
     PoissonCohorts,
 )
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
-from fedbandit.presets import all_presets, figure_members
+from fedbandit.paper.catalogue import figure
+from fedbandit.presets import all_presets
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import summary
 from fedbandit.privacy.strategies import (
@@ -413,8 +414,8 @@ def test_table_9_is_complete_and_builds():
             assert ledger.plan.noise_multiplier == float(name.rpartition("-")[2])
             assert ledger.plan.clipping == FixedClipping(0.1 if name.startswith("emnist") else 0.8)
             assert (ledger.plan.sampling, ledger.plan.clients_per_round) == ("poisson", 64)
-    for data in ("emnist", "so"):
-        assert set(figure_members(data).values()) == {
+    for data, panel in {"emnist": "fig4a", "so": "fig4c"}.items():
+        assert {one.key for one in figure(panel).members.values()} == {
             name for name in table_9 if name.startswith(data)
         }
 

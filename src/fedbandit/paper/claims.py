@@ -66,11 +66,13 @@ class Sentence:
     of: both are measured and never judged. In `words`, what stands in brackets is ours.
     """
 
-    words: str
+    test: str  # one of TESTS
     members: tuple[str, ...]  # the members of figures that it is about
-    test: Callable[..., Evidence]  # of their results, in this order
+    words: str
     kind: Kind = "claim"
     about_tuning: bool = False  # published rates say nothing about it
+    stated: Sequence[float] = ()  # rewards before and after, of what drops
+    early: bool = False  # of what matters more: in the first half, not in the second
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def judge(
     among all claims of the figure below 5%. A claim about a member with diverged seeds is not
     clear: what survived is not a sample of what was tried.
     """
-    found = [one.test(*(results[member] for member in one.members)) for one in sentences]
+    found = [TESTS[one.test](one, *(results[m] for m in one.members)) for one in sentences]
     raw = []
     for sentence, one in zip(sentences, found, strict=True):
         lost = any(results[member].diverged for member in sentence.members)
@@ -129,137 +131,110 @@ def _allowed(*members: MemberResult) -> float:
     return ALIKE * max((m.mean for m in members if m.final), default=math.nan)
 
 
-def above(higher: str, lower: str, words: str, kind: Kind = "claim") -> Sentence:
+def _above(said: Sentence, one: MemberResult, other: MemberResult) -> Evidence:
     """One member ends higher than another."""
-
-    def test(one: MemberResult, other: MemberResult) -> Evidence:
-        by = one.minus(other)
-        return _finding(f"{higher} above {lower}", by, p_above(by, 0), p_below(by, 0))
-
-    return Sentence(words, (higher, lower), test, kind)
+    by = one.minus(other)
+    return _finding(" above ".join(said.members), by, p_above(by, 0), p_below(by, 0))
 
 
-def never_hurts(member: str, other: str, words: str) -> Sentence:
+def _never_hurts(said: Sentence, one: MemberResult, other: MemberResult) -> Evidence:
     """A member does not end below another: clearly below disagrees, less than 5% below agrees."""
-
-    def test(one: MemberResult, than: MemberResult) -> Evidence:
-        by = one.minus(than)
-        hurts = p_below(by, 0)
-        fine = p_above(by, -_allowed(than)) if hurts > LEVEL / 2 else 1.0
-        return _finding(f"{member} not below {other}", by, fine, hurts)
-
-    return Sentence(words, (member, other), test)
+    by = one.minus(other)
+    hurts = p_below(by, 0)
+    fine = p_above(by, -_allowed(other)) if hurts > LEVEL / 2 else 1.0
+    return _finding(" not below ".join(said.members), by, fine, hurts)
 
 
-def alike(one: str, other: str, words: str, kind: Kind = "claim") -> Sentence:
+def _alike(said: Sentence, one: MemberResult, other: MemberResult) -> Evidence:
     """Two members end at about the same reward, within 5% of the larger."""
-
-    def test(first: MemberResult, second: MemberResult) -> Evidence:
-        allowed = _allowed(first, second)
-        return _within(f"{one} about as {other}", first.minus(second), -allowed, allowed)
-
-    return Sentence(words, (one, other), test, kind)
+    allowed = _allowed(one, other)
+    return _within(" about as ".join(said.members), one.minus(other), -allowed, allowed)
 
 
-def differs(one: str, other: str, words: str) -> Sentence:
+def _differs(said: Sentence, one: MemberResult, other: MemberResult) -> Evidence:
     """Two members end at different rewards, by more than 5% of the larger."""
-
-    def test(first: MemberResult, second: MemberResult) -> Evidence:
-        like = alike(one, other, words).test(first, second)
-        text, numbers = f"{one} unlike {other}", (like.difference, like.error)
-        return Evidence(text, *numbers, like.speaks_against, like.speaks_for)
-
-    return Sentence(words, (one, other), test)
+    like = _alike(said, one, other)
+    text, numbers = " unlike ".join(said.members), (like.difference, like.error)
+    return Evidence(text, *numbers, like.speaks_against, like.speaks_for)
 
 
-def near_best(member: str, others: tuple[str, ...], words: str) -> Sentence:
+def _near_best(said: Sentence, one: MemberResult, *rest: MemberResult) -> Evidence:
     """A member is the best of these, or within 5% of it."""
-
-    def test(one: MemberResult, *rest: MemberResult) -> Evidence:
-        ended = [i for i, other in enumerate(rest) if other.final]
-        best = max(ended, key=lambda i: rest[i].mean, default=0)
-        text = f"{member} against the best of the others"
-        return _within(text, one.minus(rest[best]), -_allowed(rest[best]), math.inf)
-
-    return Sentence(words, (member, *others), test)
+    best = max((other for other in rest if other.final), key=lambda m: m.mean, default=rest[0])
+    text = f"{said.members[0]} against the best of the others"
+    return _within(text, one.minus(best), -_allowed(best), math.inf)
 
 
-def drops(before: str, after: str, stated: tuple[float, float], words: str) -> Sentence:
+def _drops(said: Sentence, one: MemberResult, then: MemberResult) -> Evidence:
     """A change costs the share of reward that the paper states, within half of it either way."""
-    share = 1 - stated[1] / stated[0]
-
-    def test(first: MemberResult, then: MemberResult) -> Evidence:
-        shared = [seed for seed in first.final if seed in then.final]
-        lost = np.array([1 - then.final[seed] / first.final[seed] for seed in shared])
-        text = f"share of the reward of {before} lost by {after}; the paper {share:.0%}"
-        return _within(text, lost, (1 - MAGNITUDE) * share, (1 + MAGNITUDE) * share)
-
-    return Sentence(words, (before, after), test)
+    share = 1 - said.stated[1] / said.stated[0]
+    shared = [seed for seed in one.final if seed in then.final]
+    lost = np.array([1 - then.final[seed] / one.final[seed] for seed in shared])
+    before, after = said.members
+    text = f"share of the reward of {before} lost by {after}; the paper {share:.0%}"
+    return _within(text, lost, (1 - MAGNITUDE) * share, (1 + MAGNITUDE) * share)
 
 
-def steady(member: str, words: str) -> Sentence:
+def _steady(said: Sentence, one: MemberResult) -> Evidence:
     """A member's trials hardly differ: their standard deviation is at most 2% of the mean."""
-    text = f"{member}: standard deviation over mean, at most {NEGLIGIBLE:g}"
+    text = f"{said.members[0]}: standard deviation over mean, at most {NEGLIGIBLE:g}"
+    final = np.array(list(one.final.values()))
+    if len(final) < 2:
+        return Evidence(text, math.nan, math.nan, 1.0, 1.0)
+    from scipy.special import chdtr, chdtrc
 
-    def test(one: MemberResult) -> Evidence:
-        final = np.array(list(one.final.values()))
-        if len(final) < 2:
-            return Evidence(text, math.nan, math.nan, 1.0, 1.0)
-        from scipy.special import chdtr, chdtrc
-
-        spread, degrees = float(final.std(ddof=1) / final.mean()), len(final) - 1
-        statistic = degrees * (spread / NEGLIGIBLE) ** 2  # chi-squared where it is just 2%
-        below, beyond = float(chdtr(degrees, statistic)), float(chdtrc(degrees, statistic))
-        return Evidence(text, spread, math.nan, below, beyond)
-
-    return Sentence(words, (member,), test)
+    spread, degrees = float(final.std(ddof=1) / final.mean()), len(final) - 1
+    statistic = degrees * (spread / NEGLIGIBLE) ** 2  # chi-squared where it is just 2%
+    below, beyond = float(chdtr(degrees, statistic)), float(chdtrc(degrees, statistic))
+    return Evidence(text, spread, math.nan, below, beyond)
 
 
-def grows_surer(member: str, words: str) -> Sentence:
+def _grows_surer(said: Sentence, one: MemberResult) -> Evidence:
     """The probability of a member's chosen action rises, from the first deployment on."""
-    text = f"{member}: probability in the last period above the first after a deployment"
-
-    def test(one: MemberResult) -> Evidence:
-        rise = np.array([row[-1] - row[1] for row in one.propensity.values() if len(row) > 2])
-        return _finding(text, rise, p_above(rise, 0), p_below(rise, 0))
-
-    return Sentence(words, (member,), test)
+    text = f"{said.members[0]}: probability in the last period above the first after a deployment"
+    rise = np.array([row[-1] - row[1] for row in one.propensity.values() if len(row) > 2])
+    return _finding(text, rise, p_above(rise, 0), p_below(rise, 0))
 
 
-def matters_more(noisy: str, plain: str, early: bool, words: str) -> Sentence:
+def _matters_more(said: Sentence, noisy: MemberResult, plain: MemberResult) -> Evidence:
     """Noise moves the probability of the chosen action more in one half of the deployed periods."""
-    half = "first" if early else "second"
-    text = f"{noisy} against {plain}: probability moved more in the {half} half"
-
-    def test(one: MemberResult, other: MemberResult) -> Evidence:
-        by = []
-        for seed, row in one.propensity.items():
-            if seed in other.propensity and len(row) > 2:
-                moved = np.abs(np.subtract(row, other.propensity[seed]))[1:]
-                middle = len(moved) // 2
-                by.append(moved[:middle].mean() - moved[-middle:].mean())
-        more = np.array(by) if early else -np.array(by)
-        return _finding(text, more, p_above(more, 0), p_below(more, 0))
-
-    return Sentence(words, (noisy, plain), test)
+    by = []
+    for seed, row in noisy.propensity.items():
+        if seed in plain.propensity and len(row) > 2:
+            moved = np.abs(np.subtract(row, plain.propensity[seed]))[1:]
+            middle = len(moved) // 2
+            by.append(moved[:middle].mean() - moved[-middle:].mean())
+    half, more = ("first", np.array(by)) if said.early else ("second", -np.array(by))
+    pair = " against ".join(said.members)
+    text = f"{pair}: probability moved more in the {half} half"
+    return _finding(text, more, p_above(more, 0), p_below(more, 0))
 
 
-def smaller_rates(pairs: Sequence[tuple[str, str]], words: str) -> Sentence:
+def _smaller_rates(said: Sentence, *members: MemberResult) -> Evidence:
     """Tuning chose a smaller server rate for the first of each pair: a sign test over pairs."""
-
-    def test(*members: MemberResult) -> Evidence:
-        rates = [member.server_rate for member in members]
-        first, second = rates[::2], rates[1::2]
-        smaller = sum(a < b for a, b in zip(first, second, strict=True))
-        larger = sum(a > b for a, b in zip(first, second, strict=True))
-        text = f"server rate smaller in {smaller}, larger in {larger} of {len(first)} comparisons"
-        tail = _binomial_tail(smaller + larger)
-        return Evidence(text, math.nan, math.nan, tail(smaller), tail(larger))
-
-    members = tuple(label for pair in pairs for label in pair)
-    return Sentence(words, members, test, about_tuning=True)
+    rates = [member.server_rate for member in members]
+    pairs = list(zip(rates[::2], rates[1::2], strict=True))
+    smaller, larger = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    text = f"server rate smaller in {smaller}, larger in {larger} of {len(pairs)} comparisons"
+    tails = (_binomial_tail(smaller + larger, heads) for heads in (smaller, larger))
+    return Evidence(text, math.nan, math.nan, *tails)
 
 
-def _binomial_tail(n: int) -> Callable[[int], float]:
-    """The chance of k or more heads among n fair coins, as a function of k."""
-    return lambda k: sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+def _binomial_tail(n: int, k: int) -> float:
+    """The chance of k or more heads among n fair coins."""
+    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+
+
+# The tests by the names that `figures.toml` has for them.
+TESTS: dict[str, Callable[..., Evidence]] = {
+    "above": _above,
+    "never_hurts": _never_hurts,
+    "alike": _alike,
+    "differs": _differs,
+    "near_best": _near_best,
+    "drops": _drops,
+    "steady": _steady,
+    "grows_surer": _grows_surer,
+    "matters_more": _matters_more,
+    "smaller_rates": _smaller_rates,
+}

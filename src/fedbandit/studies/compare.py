@@ -290,7 +290,8 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
         raise ConfigError("compare: name at least one configuration")
     found: dict[str, Config] = {}
     for name, one in pairs:
-        config, own = (one, one.policy.name) if isinstance(one, Config) else _described(one)
+        config = one if isinstance(one, Config) else described(one)
+        own = one.policy.name if isinstance(one, Config) else ",".join(_typed(one).split())
         called = folder_name(name or own)
         if isinstance(one, Config) and name is None and called in found:
             called = f"{called}-{len(found) + 1}"
@@ -334,12 +335,17 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     return every
 
 
-def _described(text: str) -> tuple[Config, str]:
-    """A preset or file by its name, with the changes that stand behind it."""
+def described(text: str) -> Config:
+    """A preset or file by its name, with the changes that stand behind it.
+
+    Examples:
+        >>> described("so-scratch-softmax policy.beta=0.5").policy.parameters
+        {'beta': 0.5}
+    """
     if not text.split():
         raise ConfigError("compare: a configuration is empty")
     what, *settings = text.split()
-    return load(what).with_values(parse_settings(settings)), ",".join(_typed(text).split())
+    return load(what).with_values(parse_settings(settings))
 
 
 def folder_name(name: str) -> str:
