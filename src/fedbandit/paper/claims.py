@@ -222,7 +222,7 @@ def _smaller_rates(said: Sentence, *members: MemberResult) -> Evidence:
 
 def _binomial_tail(n: int, k: int) -> float:
     """The chance of k or more heads among n fair coins."""
-    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+    return sum(math.comb(n, i) for i in range(k, n + 1)) / float(2**n)
 
 
 # The tests by the names that `figures.toml` has for them.
