@@ -28,11 +28,11 @@ import numpy as np
 
 KEPT = Path(__file__).parents[1] / "learning_per_event.json"
 TUNING, SEEDS = (10,), (0, 1, 2, 3, 4)
-# A preset and how many rounds of it: about 16,000 events of questions, 100,000 with candidates.
-WORLDS: dict[str, tuple[str, int]] = {
-    "questions": ("so-scratch-softmax", 33),
-    "catalogue": ("catalogue-softmax", 64),
-    "shop": ("catalogue-softmax", 64),
+# A preset and its changes: about 16,000 events of questions, 100,000 with candidates.
+WORLDS: dict[str, tuple[str, dict[str, int]]] = {
+    "questions": ("so-scratch-softmax", {"rounds": 33}),
+    "catalogue": ("catalogue-softmax", {"rounds": 64}),
+    "shop": ("catalogue-softmax", {"rounds": 64, "client.max_examples": 32}),
 }
 
 _EXPLORE = (
@@ -87,13 +87,13 @@ def write_streams(world: str, data: str, to: Path) -> None:
     from fedbandit.assembly.experiment import build_experiment
 
     to.mkdir(parents=True, exist_ok=True)
-    dataset, (start, last) = open_dataset(data), WORLDS[world]
+    dataset, (start, changes) = open_dataset(data), WORLDS[world]
     for seed in (*TUNING, *SEEDS):
-        config = preset(start).with_values({"seed": seed, "rounds": last})
+        config = preset(start).with_values({"seed": seed, **changes})
         phase = build_experiment(config, dataset).bandit
         parts: dict[str, list[np.ndarray]] = {}
         rounds = [0]
-        for number in range(1, last + 1):
+        for number in range(1, config.rounds + 1):
             cohort = phase.cohorts.draw(number)
             visits = phase.work.plan.visits(phase.work.split, cohort, number)
             contexts = phase.work.split.contexts(visits.rows)
@@ -174,8 +174,8 @@ def our_reward(
     """The same of one of our runs, on one thread."""
     from fedbandit import preset, simulate
 
-    start, rounds = WORLDS[world]
-    fixed = {"rounds": rounds, "deploy_every": 1, "evaluate_every": 10**6, "threads": 1}
+    start, changes = WORLDS[world]
+    fixed = {**changes, "deploy_every": 1, "evaluate_every": 10**6, "threads": 1}
     config = preset(start).with_values({**settings, **fixed, "seed": seed})
     begin = time.process_time()
     lines = list(simulate(config, dataset))

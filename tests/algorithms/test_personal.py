@@ -18,6 +18,7 @@ from fedbandit.engines import ThreadEngine
 from fedbandit.events import Events
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.round import run_round
+from fedbandit.report.report import write_report
 from fedbandit.runs.run import execute
 from fedbandit.simulation import simulate
 
@@ -209,3 +210,27 @@ def test_candidates_share_a_bias(tmp_path):
         build_experiment(config(**PERSONAL), made)
     lines = list(simulate(config(**PERSONAL, algorithm__part="last-layer"), made))
     assert len(lines) == 6
+
+
+def test_the_report_shows_who_gained_and_who_lost(tmp_path):
+    chosen = config(**{**PERSONAL, "rounds": 12})
+    execute(chosen, tmp_path / "runs" / "one", dataset=text())
+    told = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())["personal"]
+    run = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())["run"]
+    memory = Memory(tmp_path / "runs" / "one" / "memory.sqlite", run)
+    records = [np.asarray(own["record"]) for own in memory.read(range(100), 13).values()]
+    memory.close()
+    assert sum(row["clients"] for row in told) == len(records)
+    acting = [total / count for count, total, adopted in records if adopted]
+    assert sum(row["adopted"] for row in told) == len(acting) > 0
+    assert sum(row["gained"] for row in told) == sum(gain > 0 for gain in acting) > 0
+    assert sum(row["lost"] for row in told) == sum(gain < 0 for gain in acting)
+    mean = sum(row["gain"] * row["adopted"] for row in told) / len(acting)
+    assert mean == pytest.approx(np.mean(acting))
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
+    cells = page.split("Who gained by a model of their own")[1].split("</section>")[0]
+    assert f">{told[0]['clients']}<" in cells
+    assert f">{told[-1]['gain']:.4f}<" in cells
+    execute(config(rounds=2), tmp_path / "other", dataset=text())
+    other = write_report([tmp_path / "other"], tmp_path / "other.html").read_text()
+    assert "Who gained" not in other

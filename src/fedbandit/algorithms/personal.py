@@ -8,8 +8,9 @@ that a client without a part acts with the deployed one, and all gain when that 
 A client acts with its part only once it has proved itself on events that it was not trained on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import Any, Literal
 
@@ -57,13 +58,14 @@ class PersonalPart(FedAvg):
     their mean gain, shrunk towards the mean over all clients as if by `least` events of that, is
     positive; otherwise the deployed model acts.
 
-    Parts stay with their clients. The sums of gains are sent; a private run does not send them, and
-    shrinks towards 0.
+    Parts stay with their clients. The sums of gains are sent; private runs and devices do not send
+    them, and shrink towards 0.
     """
 
     data: DataSpec
     layout: Layout = field(repr=False)
     plan: Any = None  # the privacy plan of a private run
+    on_devices: bool = False  # a deployment's, whose messages are the weights alone
     part: Literal["bias", "last-layer"] = "bias"
     rate: float = 0.25
     prior: float = 10.0
@@ -91,20 +93,25 @@ class PersonalPart(FedAvg):
         return self.size + 3
 
     @property
+    def _alone(self) -> bool:
+        """Whether nobody learns how the parts of others do."""
+        return self.on_devices or self.plan is not None
+
+    @property
     def sends(self) -> Sends:  # type: ignore[override]
         gains = {"gains": Sent((2,), scale=None, dtype="float64")}  # events judged, their gains
-        return {"weights": 1.0, **({} if self.plan is not None else gains)}
+        return {"weights": 1.0, **({} if self._alone else gains)}
 
     def init(self, weights: np.ndarray) -> Vectors:
         return {**super().init(weights), "gains": np.zeros(2)}
 
     def broadcast(self, server_state: Vectors) -> Vectors:
-        return {"weights": server_state["weights"], "gains": server_state["gains"]}
+        return {name: server_state[name] for name in self.sends}
 
     def train(
         self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
     ) -> Contribution:
-        weights, (judged, gained) = received["weights"], received["gains"]
+        weights, (judged, gained) = received["weights"], received.get("gains", np.zeros(2))
         usual = gained / judged if judged else 0.0
         found = list(self._clients(learner, weights, clients, usual))
         gains, parts = np.array([each[0] for each in found]), [each[1] for each in found]
@@ -173,6 +180,25 @@ class PersonalPart(FedAvg):
         if not np.asarray(memory["record"])[2]:
             return None
         return {"weights": self._with(received["weights"], memory["part"])}
+
+    def who_gained(self, memories: Iterable[Memories]) -> list[dict[str, float]]:
+        """Rows of clients by the events that their parts were judged on, for a run's report.
+
+        `gained` and `lost` count those that act with a part, by the sign of their own mean gain;
+        `gain` is the mean of these means.
+        """
+        records = np.array([np.asarray(own["record"]) for own in memories]).reshape(-1, 3)
+        count, total, adopted = records.T
+        gain, rows = total / np.maximum(count, 1e-9), []
+        for low, high in pairwise((0, 8, 16, 32, np.inf)):
+            own = (count >= low) & (count < high)
+            acts = gain[own & (adopted > 0)]
+            rows.append({
+                "judged_from": low, "clients": int(own.sum()), "adopted": len(acts),
+                "gained": int((acts > 0).sum()), "lost": int((acts < 0).sum()),
+                "gain": float(acts.mean()) if len(acts) else 0.0,
+            })  # fmt: skip
+        return rows
 
     def _with(self, weights: np.ndarray, part: np.ndarray | SparseVector) -> np.ndarray:
         whole = weights.copy()

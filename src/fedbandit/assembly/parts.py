@@ -137,10 +137,12 @@ def build_algorithm(
     layout: Layout,
     objective: Objective,
     plan: PrivacyPlan | None = None,
+    on_devices: bool = False,
 ) -> Algorithm:
     """The federated algorithm with the server's optimiser; where clients do not train, FedAvg.
 
-    It is told about data, trained weights and objective, where it asks for them.
+    It is told about data, trained weights and objective, where it asks for them, and whether it
+    runs `on_devices`.
     """
     path, name = "algorithm.name", config.algorithm.name
     make = resolve(path, name, algorithms.BUILT_IN)
@@ -150,6 +152,7 @@ def build_algorithm(
         "objective": objective,
         "seed": config.seed,
         "plan": plan,
+        "on_devices": on_devices,
     }
     algorithm: Algorithm = construct(
         "algorithm", make, config.algorithm.parameters, optimizer, told=told

@@ -5,10 +5,12 @@ built-in ones. It is made with the server's optimiser first; where its construct
 named `data`, `layout` or `objective`, it is told the `DataSpec`, the `Layout` of the weights that
 it trains, and the objective. With `exact_sums = True` nothing is clipped unless a norm is set or
 the run is private; `memory_vectors` says how many vectors as long as the model a client remembers,
-`memory_numbers` how many other numbers. A parameter `seed` gets the run's, `plan` its privacy plan.
+`memory_numbers` how many other numbers. A parameter `seed` gets the run's, `plan` its privacy plan;
+`on_devices` is True in a deployment.
 With `personal(received, memory) -> Vectors | None` a client acts with weights of its own:
 `received` has the deployed "weights", `memory` what the client remembers, and the answer the
-"weights" that it uses in their place; nothing of it is sent. With `deploys(model)` what acts is
+"weights" that it uses in their place; nothing of it is sent. `who_gained(memories)` then makes rows
+for a run's report. With `deploys(model)` what acts is
 more than what is trained: see `deployed_model`; `restore(deployed)` then makes what the server
 keeps when it goes back to such a version. Knows nothing of policies, rewards or engines.
 """
@@ -51,9 +53,9 @@ class Clients:
         return (self.events if self.logged is None else self.logged).of_client(client)
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        """The model's prediction with these weights; a deployment cannot ask it."""
+        """The model's prediction with these weights."""
         if self.predictor is None:
-            raise ConfigError("algorithm.name: clients can ask the model in simulations only")
+            raise ConfigError("algorithm.name: clients cannot ask the model here")
         return self.predictor.predict(weights, contexts)
 
 

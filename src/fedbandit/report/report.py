@@ -115,7 +115,7 @@ def render(
     """
     groups = ranked(groups)
     charts = _charts(groups, columns)
-    unfinished = apart(groups)
+    unfinished, gained = apart(groups), personal(groups)
     runs = [run for group in groups for run in group.runs]
     failed = [(run.name, run.error) for run in runs if run.error and run.summary is None]
     sections = [
@@ -123,6 +123,7 @@ def render(
         f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
         headline(groups),
         section("Results", outcomes(groups) + privacy(groups)),
+        *([section("Who gained by a model of their own", gained)] if gained else []),
         *([section("Not in these averages", unfinished)] if unfinished else []),
         errors("What went wrong", failed),
         errors("Could not be read", [(one.name, one.reason) for one in problems]),
@@ -338,6 +339,35 @@ def privacy(groups: Sequence[RunGroup]) -> str:
                 f"<p>{escape(group.label)}: its summary does not say what its epsilon assumes</p>"
             )
     return "".join(lines)
+
+
+_GAINS = {"clients": 0, "adopted": 0, "gained": 0, "lost": 0, "gain": 4}  # and their decimals
+
+
+def personal(groups: Sequence[RunGroup]) -> str:
+    """Clients that act with weights of their own, by the events that judged these: who gained and
+    who lost, added up over seeds.
+    """
+    rows = []
+    for group in groups:
+        found = [(run.summary or {}).get("personal") or [] for run in group.finished]
+        try:
+            for same in zip(*found, strict=False):
+                sums = {key: sum(float(one[key]) for one in same) for key in _GAINS}
+                total = sum(one["gain"] * one["adopted"] for one in same)
+                sums["gain"] = total / max(sums["adopted"], 1)
+                judged = f"{group.label}, on {same[0]['judged_from']} events or more"
+                cells = [f"{sums[key]:.{digits}f}" for key, digits in _GAINS.items()]
+                rows.append((f"<th>{escape(judged)}</th>", cells))
+        except (KeyError, TypeError, ValueError):
+            continue  # an algorithm of the user's own may tell anything else
+    if not rows:
+        return ""
+    note = (
+        "Adopted: acts with a part of its own. Gains are estimates per event, made before a part was"
+        " trained on the event; simulated clients meet their examples again, which flatters them."
+    )
+    return html_table(["judged", *_GAINS], rows) + f'<p class="soft">{note}</p>'
 
 
 def apart(groups: Sequence[RunGroup]) -> str:

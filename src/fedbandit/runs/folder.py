@@ -417,7 +417,9 @@ class RunFolder:
         if _EXACT in self._files:
             write_json(self.path / PRIVATE / "summary.json", {**summary, **marks})
         if self._drawn is not None:
-            figures = [name for name in summary if name.startswith(("running_", "test_"))]
+            figures = [
+                name for name in summary if name.startswith(("running_", "test_", "personal"))
+            ]
             summary = {**summary, **dict.fromkeys(figures)}
         write_json(self.path / "summary.json", {**summary, **marks})
 

@@ -301,8 +301,19 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
         "data": simulation.experiment.dataset.header.name,
         "weights": simulation.experiment.layout.size,
         **{key: value for key, value in last.items() if key.startswith("test_")},
+        **_personal(simulation),
         "privacy": privacy_summary(simulation.experiment.privacy, state.round),
     }
+
+
+def _personal(simulation: Simulation) -> dict[str, Any]:
+    """Who gained by weights of their own, where the algorithm has `who_gained(memories)`."""
+    bandit, memory = simulation.experiment.bandit, simulation.memory
+    tell = getattr(bandit.work.algorithm, "who_gained", None)
+    if tell is None or memory is None:
+        return {}
+    kept = memory.read(bandit.cohorts.pool, simulation.state.round + 1)
+    return {"personal": tell(kept.values())}
 
 
 def _environment(experiment: Experiment) -> dict[str, Any]:

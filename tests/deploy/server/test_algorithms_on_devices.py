@@ -1,5 +1,8 @@
 """A deployment with another algorithm, frozen parameters or a schedule; and what devices do not do yet."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +276,93 @@ def test_a_personal_part_survives_a_restart_and_counts_each_event_once(tmp_path,
         assert not np.array_equal(
             own, deployment.trainable.layout.flatten(dict(reopened.model.weights), own.dtype)
         )
+
+
+@pytest.mark.parametrize("part", ["bias", "last-layer"])
+def test_the_built_in_personal_part_is_the_simulators_and_stays_on_its_device(tmp_path, part):
+    settings = {"name": "personal", "part": part, "least": 6, "prior": 1.0}
+    client = {"learning_rate": 0.5, "batch_size": 4}
+    given = _with(algorithm=settings, client=client, dtype="float64", deploy_every=1, rounds=9)
+    deployment = a_deployment(tmp_path, given)
+    participants = devices(tmp_path, 3)
+    payload = deployment.device_model(deployment.start().deployed[0], 0).to_bytes()
+    for participant in participants.values():
+        participant.agent.install(payload)
+    network = Network(participants)
+    server = coordinator(deployment, network)
+    learner = deployment.trainable.learner(Regression(), ClientSettings(**client))
+    remembered, seen = {node: {} for node in participants}, dict.fromkeys(participants, 0)
+    for number in range(6):
+        for wanted, participant in enumerate(participants.values()):
+            _like(participant, wanted, events=8, seed=10 * number + wanted)
+        weights = deployment.received(server.state)
+        for node, participant in participants.items():
+            logged = participant.agent.events().events
+            new = logged.where(np.arange(len(logged)) >= seen[node])
+            own = Clients(
+                np.zeros(1, np.int64), new, 0, 0, {0: remembered[node]} if number else {},
+                predictor=deployment.acting.predictor(),
+            )  # fmt: skip
+            found = deployment.algorithm.train(learner, {"weights": weights}, own, Pipeline(1.0))
+            remembered[node], seen[node] = found.memory[0], len(logged)
+        assert server.attempt() is not None
+    size, adopted = deployment.algorithm.size, 0
+    for node, participant in participants.items():
+        agent = participant.agent
+        assert agent.memory.stat().st_mode & 0o777 == 0o600
+        kept = DeviceMemory(agent.memory).latest()[1]
+        for name, expected in remembered[node].items():
+            np.testing.assert_allclose(kept[name], np.asarray(expected), atol=1e-9)
+        deployed = deployment.trainable.layout.flatten(dict(agent.model.weights), np.float64)
+        used = agent._used().actor.weights - deployed
+        expected = kept["part"] * kept["record"][2]
+        np.testing.assert_allclose(used[-size:], expected, atol=1e-12)
+        assert not used[:-size].any()
+        adopted += int(kept["record"][2])
+    assert adopted  # and so what was compared is more than zeros
+    sent = [reply for reply in network.received if "update" in reply.arrays]
+    assert {name for reply in sent for name in reply.arrays} == {"update"}
+    assert {reply.arrays["update"].size for reply in sent} == {deployment.trainable.layout.size}
+    assert not any("gain" in fact for reply in sent for fact in reply.facts)
+
+
+def _like(participant, wanted, events, seed):
+    """A user who likes one action alone, whatever the features."""
+    rng = np.random.default_rng(seed)
+    for _ in range(events):
+        decision = participant.agent.choose(rng.random(len(WORDS)))
+        participant.agent.reward(decision.event_id, float(decision.action == wanted))
+
+
+_KEEPS = """
+import sys
+from pathlib import Path
+import numpy as np
+from fedbandit.deploy.device.training import DeviceMemory
+memory = DeviceMemory(Path(sys.argv[1]))
+(mark, *_) = [*map(int, sys.argv[2:]), 0]
+while True:
+    memory.keep(mark, mark + 1, {"part": np.full(50_000, mark + 1.0)}, {"space": "s"})
+    mark += 1
+    print(mark, flush=True)
+"""
+
+
+def test_a_killed_device_has_its_part_from_before_or_after_a_change(tmp_path):
+    memory, mark = DeviceMemory(tmp_path / "memory.safetensors"), 0
+    for kill in range(4):
+        command = [sys.executable, "-c", _KEEPS, str(memory.path), str(mark)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeping:
+            said = [int(keeping.stdout.readline()) for _ in range(3 + kill)]
+            time.sleep(0.003 * kill)
+            keeping.kill()
+            said += map(int, keeping.stdout.read().splitlines())
+        told, kept = memory.latest()
+        mark = int(kept["part"][0])
+        assert said[-1] <= mark <= said[-1] + 1  # the last that was said to be kept, or the next
+        assert told == {"space": "s"}
+        assert (kept["part"] == mark).all()
+        assert (memory.at(mark - 1)["part"] == mark - 1).all()
 
 
 def test_a_damaged_memory_is_said_and_the_device_acts_with_the_shared_model(

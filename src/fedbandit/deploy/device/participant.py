@@ -310,13 +310,14 @@ class Participant:
         if training.freezing is not None:
             whole = training.trainable.layout.flatten(dict(work.model.weights), work.weights.dtype)
             learner = learner.over(whole)
-        counted = self._counted(training, logged)
+        counted = replace(self._counted(training, logged), available=logged.available)
         report = _Report.of(logged, since, task.report_bounds)
         remembering, memory = bool(remembers(training.algorithm)), {}
         if remembering:  # each event once: those that this report is about
             counted = counted.where(counted.fresh & (logged.settled <= report.upto))
             memory = {0: self._memory.at(since)}
-        own = Clients(np.zeros(1, np.int64), training.events(counted), 0, 0, memory)
+        this_one, trained = np.zeros(1, np.int64), training.events(counted)
+        own = Clients(this_one, trained, 0, 0, memory, counted, training.predictor)
         sent = training.algorithm.train(learner, received, own, Pipeline(task.clip_norm))
         if not np.isfinite(sent.norms[0]):
             raise DataError("the update is not finite")

@@ -85,7 +85,7 @@ def build_training(what: str, trusted: frozenset[str]) -> Training:
     freeze = learning.get("freeze", ())
     freezing = Freezing.of(trainable.layout, freeze) if freeze else None
     layout = trainable.layout if freezing is None else freezing.trainable
-    told = {"data": data, "layout": layout, "objective": objective}
+    told = {"data": data, "layout": layout, "objective": objective, "on_devices": True}
     optimizer = NoOpOptimizer()  # steps are the server's
     algorithm = construct("algorithm", make, parameters, optimizer, told=told)
     settings = construct("client", ClientSettings, learning["client"])

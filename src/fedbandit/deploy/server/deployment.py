@@ -190,7 +190,9 @@ class Deployment:
         layout = self.trainable.layout if freezing is None else freezing.trainable
         objective, _ = build_objective(self.config, lambda: 1.0)
         plan = None if self.ledger is None else self.ledger.plan
-        return build_algorithm(self.config, optimizer, self.data, layout, objective, plan)
+        return build_algorithm(
+            self.config, optimizer, self.data, layout, objective, plan, on_devices=True
+        )
 
     @cached_property
     def acting(self) -> Trainable:
