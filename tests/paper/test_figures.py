@@ -14,11 +14,17 @@ from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import OURS, figure, figure_names, matching
 from fedbandit.paper.claims import MemberResult
 from fedbandit.paper.figures import FigureRequest, make_figure, make_figures, regime
-from fedbandit.paper.records import comparison_table, comparisons, read_figures, text_of
+from fedbandit.paper.records import (
+    comparison_table,
+    comparisons,
+    effort_in_words,
+    read_figures,
+    text_of,
+)
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
+from fedbandit.studies.search import TUNING_SEED, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
@@ -216,11 +222,17 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     assert tuned_table(read_figures([tmp_path])).splitlines()[2:] == [row]
 
 
+def _efforts(**counts):
+    return {
+        label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in counts.items()
+    }
+
+
 def test_uneven_tuning_is_warned_of():
-    assert "not fair to them" not in effort_in_words(
-        {"a": (128, 192), "b": (70, 192), "greedy": (51, 64)}
-    )
-    assert "warning: b had" in effort_in_words({"a": (60, 192), "b": (3, 128)})
+    even = _efforts(a=(128, 192), b=(70, 192), greedy=(51, 64))
+    assert "not fair to them" not in effort_in_words(even)
+    assert "warning: b had" in effort_in_words(_efforts(a=(60, 192), b=(3, 128)))
+    assert "falcon 72 of 384 (19%)" in effort_in_words(_efforts(falcon=(72, 384)))
 
 
 def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):

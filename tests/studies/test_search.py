@@ -15,7 +15,6 @@ from fedbandit.studies.search import (
     Choice,
     Search,
     best_points,
-    effort_in_words,
     scaled,
     search_steps,
     tune,
@@ -79,12 +78,11 @@ def test_time_for_tuning_is_shared_by_the_size_of_the_grids(monkeypatch, tmp_pat
     )
     members = {name: all_presets()[name] for name in names}
     tuned = tune(members, "so", tmp_path, 100.0, say=lambda text: None)
-    assert list(tuned) == list(members)
+    assert list(tuned) == [names[0], *names[2:]]  # a baseline does not learn
     assert shares == pytest.approx(
         {names[0]: 10.0, names[2]: 100 * 384 / 576, names[3]: 100.0}
     )  # of what is left
-    assert tuned[names[1]] == members[names[1]]  # a baseline does not learn
-    assert tuned[names[3]].client.learning_rate == 0.02
+    assert tuned[names[3]].point == {"client.learning_rate": 0.02}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +114,8 @@ def test_candidates_are_never_compared_before_two_deployments(scale):
         assert min(steps) >= min(config.rounds, 2 * config.deploy_every), name
 
 
-def test_the_seed_of_tuning_is_never_reported_and_coverage_is_printed():
+def test_the_seed_of_tuning_is_never_reported():
     assert TUNING_SEED >= 1_000_000  # figures report 0, 1, 2 and so on
-    assert "falcon 72 of 384 (19%)" in effort_in_words({"falcon": (72, 384)})
 
 
 def test_a_choice_that_was_changed_after_it_was_written_is_not_used(tiny_text, tmp_path):

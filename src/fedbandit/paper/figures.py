@@ -25,7 +25,7 @@ from fedbandit.results.differences import standard_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.compare import Curves, run_members
-from fedbandit.studies.search import effort, scaled, tune
+from fedbandit.studies.search import Choice, scaled, tune
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,16 @@ def make_figure(
     members = {label: config.with_values(request.settings) for label, config in members.items()}
     keys = {label: member.key for label, member in wanted.members.items()}
     place = runs_folder(out, dataset, request)
-    published = members
+    choices, tuned = dict[str, Choice](), request.tune_minutes is not None
     if request.tune_minutes is not None:
         by_key = {keys[label]: config for label, config in members.items()}
-        tuned = tune(
-            by_key,
-            wanted.family,
-            place / "tuning",
-            request.tune_minutes,
-            runner=request.runner,
-            say=say,
-        )
-        members = {label: tuned[keys[label]] for label in members}
+        how = {"runner": request.runner, "say": say}
+        choices = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, **how)
+    published, own = members, {label: choices.get(keys[label]) for label in members}
+    members = {
+        label: config.with_values(one.point if (one := own[label]) else {})
+        for label, config in members.items()
+    }
 
     def folder(label: str) -> Path:
         kind = "published" if members[label] == published[label] else "tuned"
@@ -109,24 +107,18 @@ def make_figure(
     say(f"{wanted.name}: {wanted.title}")
     curves = run_members(members, range(request.seeds), folder, runner=request.runner, say=say)
     config = next(iter(members.values()))
-    rates = "tuned here" if request.tune_minutes is not None else "published rates"
+    rates = "tuned here" if tuned else "published rates"
     if wanted.family == "emnist" and config.scenario != "scratch":
         rates += " (those of pre-training are ours)"
     told = regime(dataset, config)
     note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
-    stem = out / (
-        wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}"
-    )
-    stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
+    family = "" if wanted.family == figure(name).family else f"-{wanted.family}"
+    stem = out / f"{wanted.name}{family}{'-tuned' if tuned else ''}"
     _, png = (
         _draw(wanted, members, curves, stem.with_suffix(suffix), note)
         for suffix in (".svg", ".png")
     )
     epsilons = {label: _epsilon(folder(label) / "seed-0") for label in members}
-    efforts = {}
-    if request.tune_minutes is not None:
-        before = {keys[label]: config for label, config in published.items()}
-        efforts = effort(keys, before, place / "tuning")
     kept = stem.with_suffix(".json")
     write_json(
         kept,
@@ -137,9 +129,16 @@ def make_figure(
             "data": dataset.header.name,
             "model": model,
             "regime": asdict(told),
-            "setting": _setting(wanted),
+            "setting": wanted.title if {*RULES} <= wanted.members.keys() else None,
             "scale": request.scale,
-            **_found(wanted, members, curves, efforts),
+            "members": {
+                label: _found(wanted, label, members[label], c) for label, c in curves.items()
+            },
+            "tuning": {
+                label: {"looked_at": one.looked_at, "grid_points": one.grid_points}
+                for label, one in own.items()
+                if one is not None
+            },
             "epsilons": epsilons if any(epsilons.values()) else {},
         },
     )
@@ -306,41 +305,20 @@ def _with_losses(label: str, curves: Curves) -> str:
     )
 
 
-def _setting(wanted: Figure) -> str | None:
-    """The setting in which the four rules are compared, for figures that compare them."""
-    return wanted.title if {*RULES} <= wanted.members.keys() else None
-
-
-def _found(
-    wanted: Figure,
-    members: Mapping[str, Config],
-    curves: Mapping[str, Curves],
-    efforts: Mapping[str, tuple[int, int]],
-) -> dict[str, Any]:
-    """The numbers behind the picture, from which verdicts and tables are made."""
+def _found(wanted: Figure, label: str, config: Config, curves: Curves) -> dict[str, Any]:
+    """The numbers behind a curve of the picture, from which verdicts and tables are made."""
+    final = curves.final
     return {
-        "members": {
-            label: {
-                "mean": float(c.final.mean()) if len(c.final) else None,
-                "standard_error": standard_error(c.final) if len(c.final) > 1 else None,
-                "final": c.final.tolist(),
-                "seeds": list(c.seeds),
-                "diverged": list(c.diverged),
-                "propensity_by_period": _by_period(c, members[label].deploy_every, wanted),
-                "paper": wanted.stated.get(label),
-                "server.learning_rate": members[label].server.learning_rate,
-                "client.learning_rate": members[label].client.learning_rate,
-                **{
-                    f"policy.{key}": value
-                    for key, value in members[label].policy.parameters.items()
-                },
-            }
-            for label, c in curves.items()
-        },
-        "tuning": {
-            label: {"looked_at": seen, "grid_points": total}
-            for label, (seen, total) in efforts.items()
-        },
+        "mean": float(final.mean()) if len(final) else None,
+        "standard_error": standard_error(final) if len(final) > 1 else None,
+        "final": final.tolist(),
+        "seeds": list(curves.seeds),
+        "diverged": list(curves.diverged),
+        "propensity_by_period": _by_period(curves, config.deploy_every, wanted),
+        "paper": wanted.stated.get(label),
+        "server.learning_rate": config.server.learning_rate,
+        "client.learning_rate": config.client.learning_rate,
+        **{f"policy.{key}": value for key, value in config.policy.parameters.items()},
     }
 
 

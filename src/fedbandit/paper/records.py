@@ -18,8 +18,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json
 from fedbandit.paper.catalogue import OURS, Figure, figure, figure_names
 from fedbandit.paper.claims import LEVEL, FigureVerdict, MemberResult, judge
-from fedbandit.results.differences import p_above, standard_error, text_table
-from fedbandit.studies.search import effort_in_words
+from fedbandit.results.differences import p_above
+from fedbandit.studies.compare import rewards_table
 
 RULES = ("softmax", "falcon", "epsilon-greedy", "greedy")
 VERDICTS = ("agrees", "disagrees", "not clear")
@@ -207,7 +207,9 @@ def text_of(kept: FigureRecord) -> str:
     numbers, wanted = kept.numbers, kept.wanted
     parts = [f"{kept.name}: {numbers['title']}\n{numbers['note']}"]
     if kept.results:
-        parts.append(_rewards_table(kept.results))
+        final = {label: list(member.final.values()) for label, member in kept.results.items()}
+        lost = {label: member.diverged for label, member in kept.results.items()}
+        parts.append(rewards_table(final, lost, "member"))
     if wanted is not None and wanted.stated:
         lines = ["stated in the paper's text (its data, tuned rates):"]
         for label, value in wanted.stated.items():
@@ -231,24 +233,26 @@ def text_of(kept: FigureRecord) -> str:
             _epsilons_in_words(numbers["epsilons"], wanted.stated_epsilon if wanted else {})
         )
     if kept.tuned:
-        efforts = {
-            label: (one["looked_at"], one["grid_points"])
-            for label, one in numbers["tuning"].items()
-        }
-        parts.append(effort_in_words(efforts))
+        parts.append(effort_in_words(numbers["tuning"]))
     return "\n\n".join(parts)
 
 
-def _rewards_table(results: Mapping[str, MemberResult]) -> str:
-    lines = [["member", "mean", "± s.e.", "lowest", "highest", "seeds", ""]]
-    for label, member in results.items():
-        final = np.array(list(member.final.values()))
-        error = standard_error(final)
-        figures = (final.mean(), error, final.min(), final.max()) if len(final) else (np.nan,) * 4
-        cells = [f"{value:.4f}" if np.isfinite(value) else "-" for value in figures]
-        lost = f"diverged: {len(member.diverged)}" if member.diverged else ""
-        lines.append([label, *cells, str(len(final)), lost])
-    return text_table(lines)
+def effort_in_words(efforts: Mapping[str, Mapping[str, int]]) -> str:
+    """The search behind a tuned comparison: points of the grid that each member has `looked_at`.
+
+    Members with few tries beside the others are warned of.
+    """
+    counts = {label: (one["looked_at"], one["grid_points"]) for label, one in efforts.items()}
+    said = [f"{label} {seen} of {of} ({seen / of:.0%})" for label, (seen, of) in counts.items()]
+    most = max(seen for seen, _ in counts.values())
+    uneven = [label for label, (seen, of) in counts.items() if 2 * seen < min(of, most)]
+    text = f"grid points evaluated by tuning: {', '.join(said)}"
+    if uneven:
+        text += (
+            f"\nwarning: {', '.join(uneven)} had less than half the tries of others;"
+            " the comparison is not fair to them"
+        )
+    return text
 
 
 def _epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:

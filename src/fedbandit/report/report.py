@@ -41,7 +41,7 @@ from fedbandit.results.reading import Arrays, MetricsFile, readable
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.compare import run_members, table
+from fedbandit.studies.compare import rewards_table, run_members
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -559,7 +559,9 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
         deploy_every=DEPLOY_EVERY,
         note=f"{ROUNDS} rounds, deploying every {DEPLOY_EVERY}; mean ± std over {len(SEEDS)} seeds",
     )
-    say(f"\nFinal running average reward:\n\n{table(curves)}\n")
+    final = {label: member.final for label, member in curves.items()}
+    lost = {label: member.diverged for label, member in curves.items()}
+    say(f"\nFinal running average reward:\n\n{rewards_table(final, lost)}\n")
     say("baseline is the pre-trained model, greedy and never trained again.")
     say(f"Curves: {picture}")
     say(f"Report: {write_report([out / 'runs'], out / 'report.html')}")

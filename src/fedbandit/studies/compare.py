@@ -174,19 +174,23 @@ def read_curves(
     return Curves(array("running_reward"), array("propensity"), known, diverged, tuple(folders))
 
 
-def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
-    """A text table of final running average rewards, a line per member.
+def rewards_table(
+    rewards: Mapping[str, Sequence[float] | np.ndarray],
+    diverged: Mapping[str, Sequence[int]],
+    first: str = "policy",
+) -> str:
+    """A text table of final running average rewards [seeds], a line per member.
 
     Mean, standard error, standard deviation, lowest and highest over seeds, and how many diverged.
     """
     lines = [[first, "mean", "± s.e.", "std", "lowest", "highest", "seeds", ""]]
-    for label, member in curves.items():
-        final = member.final if len(member.final) else np.array([np.nan])
+    for label, every in rewards.items():
+        final = np.array([*every]) if len(every) else np.array([np.nan])
         spread = final.std(ddof=1) if len(final) > 1 else np.nan
         figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
         cells = [f"{value:.4f}" if np.isfinite(value) else "-" for value in figures]
-        lost = f"diverged: {len(member.diverged)}" if member.diverged else ""
-        lines.append([label, *cells, str(len(member.final)), lost])
+        lost = f"diverged: {len(diverged[label])}" if diverged[label] else ""
+        lines.append([label, *cells, str(len(every)), lost])
     return text_table(lines)
 
 

@@ -530,8 +530,8 @@ def tune(
     *,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
-) -> dict[str, Config]:
-    """The members of a figure with the values that did best on the paper's grid.
+) -> dict[str, Choice]:
+    """Choices on the paper's grid for the members of a figure that train, by name.
 
     Choices are kept in `out` and used again. Time is shared by the size of the grids, so that every
     member has as much of its grid tried as the others.
@@ -539,64 +539,22 @@ def tune(
     if any(config.privacy.mechanism != "none" for config in members.values()):
         say(SPENDS_PRIVACY)
     ends = time.monotonic() + 60 * minutes
-    kept = {key: Choice.read(out / key / "choice.json", member) for key, member in members.items()}
-    found = {key: choice.point for key, choice in kept.items() if choice is not None}
-    for key in found:
-        say(
-            f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search"
-            " again"
-        )
-    grids = {
-        key: appendix(family, config)
-        for key, config in members.items()
-        if config.training and key not in found
-    }
+    found: dict[str, Choice] = {}
+    for key, config in members.items():
+        if (kept := Choice.read(out / key / "choice.json", config)) is not None:
+            file = out / key / "choice.json"
+            say(f"{key}: chosen by an earlier search; remove {file} to search again")
+            found[key] = kept
+    left = {key: one for key, one in members.items() if one.training and key not in found}
+    grids = {key: appendix(family, config) for key, config in left.items()}
     sizes = {key: len(points(grid)) for key, grid in grids.items()}
     for key, grid in grids.items():
         share = max(ends - time.monotonic(), 0.0) * sizes[key] / sum(sizes.values())
         say(f"tuning {key} ({share / 60:.1f} minutes)")
         search = Search(out, runner, say, deadline=time.monotonic() + max(share, 1.0))
-        found[key] = best_points({key: members[key]}, {key: grid}, search)[key].point
+        found |= best_points({key: members[key]}, {key: grid}, search)
         del sizes[key]
-    return {key: config.with_values(found.get(key, {})) for key, config in members.items()}
-
-
-def effort(
-    keys: Mapping[str, str], members: Mapping[str, Config], out: Path
-) -> dict[str, tuple[int, int]]:
-    """The number of points of its grid that each search has looked at, of how many, by label.
-
-    `keys` has the folder of each label's search; members that do not train have no entry.
-    """
-    found = {
-        label: Choice.read(out / key / "choice.json", members[key]) for label, key in keys.items()
-    }
-    return {
-        label: (one.looked_at, one.grid_points) for label, one in found.items() if one is not None
-    }
-
-
-def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
-    """The search behind a tuned comparison; a warning where a member had few tries beside the
-    others.
-    """
-    counts = ", ".join(
-        f"{label} {looked} of {total} ({looked / total:.0%})"
-        for label, (looked, total) in efforts.items()
-    )
-    most = max(looked for looked, _ in efforts.values())
-    uneven = [
-        name
-        for name, (looked, total) in efforts.items()
-        if 2 * looked < total and 2 * looked < most
-    ]
-    text = f"grid points evaluated by tuning: {counts}"
-    if uneven:
-        text += (
-            f"\nwarning: {', '.join(uneven)} had less than half the tries of others;"
-            " the comparison is not fair to them"
-        )
-    return text
+    return found
 
 
 def scaled(config: Config, scale: float) -> Config:
