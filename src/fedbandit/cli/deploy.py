@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbandit.cli.help import Commands
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 
 if TYPE_CHECKING:
     from fedbandit.deploy.flower.processes import Security
@@ -244,8 +244,7 @@ def _security(insecure: bool, **files: Path | None) -> "Security":
     from fedbandit.deploy.flower.processes import Security
 
     if insecure:
-        if any(files.values()):
-            raise ConfigError("--insecure: cannot be combined with certificates")
+        refuse((any(files.values()), "--insecure: cannot be combined with certificates"))
         return Security()
     for name, path in files.items():
         option = f"--{name.replace('node_', '')}"

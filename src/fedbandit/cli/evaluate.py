@@ -25,7 +25,7 @@ from fedbandit.cli.help import (
     parsed_settings,
     runner_of,
 )
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.parts import flatten
 from fedbandit.core.progress import to_stderr
 
@@ -122,8 +122,12 @@ def evaluate(
     from fedbandit.studies.evaluate import EvaluationRequest, evaluate_logs
 
     ends = None if reward_range is None else numbers("reward-range", reward_range)
-    if ends is not None and len(ends) != 2:
-        raise ConfigError(f"--reward-range: expected LOW,HIGH, not {reward_range!r}")
+    refuse(
+        (
+            ends is not None and len(ends) != 2,
+            f"--reward-range: expected LOW,HIGH, not {reward_range!r}",
+        )
+    )
     request = EvaluationRequest(
         policy=policy,
         parameters=parsed_settings(parameters),
@@ -203,10 +207,13 @@ def train_offline(
     start = {"rounds": 100, "clients_per_round": size, "policy": explores}
     named = {"objective.name": objective, "rounds": rounds}
     config = configured(what or fedbandit.Config.build(start), settings, named)
-    if out.suffix != ".safetensors":
-        raise ConfigError(f"--out: {out} must end in .safetensors")
-    if out.exists() and not force:
-        raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
+    refuse((out.suffix != ".safetensors", f"--out: {out} must end in .safetensors"))
+    refuse(
+        (
+            out.exists() and not force,
+            f"{out}: already exists; use another name, or --force to overwrite it",
+        )
+    )
     trained = train_from_logs(config, dataset, estimate_propensities=estimate_propensities)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=version)
     model = replace(model, trained_on=trained_on(dataset))
@@ -255,8 +262,7 @@ def export(
     A .safetensors file is for `fedbandit.deploy.Agent`, .onnx for other runtimes, .json for linear
     models anywhere.
     """
-    if policy is None and parameters:
-        raise ConfigError("--set: sets parameters of --policy, which is missing")
+    refuse((policy is None and parameters, "--set: sets parameters of --policy, which is missing"))
     named = None if policy is None else {"name": policy, **parsed_settings(parameters)}
     opened = None if data is None else fedbandit.open_dataset(data)
     path = fedbandit.export(
@@ -320,10 +326,12 @@ def tune(
     from fedbandit.studies import tuning
 
     config = configured(what, settings, {"data.source": data})
-    if check and seeds < 1:
-        raise ConfigError(
-            f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it"
+    refuse(
+        (
+            check and seeds < 1,
+            f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it",
         )
+    )
     if check and (hint := no_model_acts({"each candidate": config})):
         to_stderr().say(hint)
     explored = None if explore is None else numbers("explore", explore)
@@ -383,10 +391,12 @@ def theory(
 
     require_picture(out)
     periods = numbers("every", every, int)
-    if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
-        raise ConfigError(
-            f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1"
+    refuse(
+        (
+            seeds < 1 or any(not 1 <= period <= rounds for period in periods),
+            f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1",
         )
+    )
     study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
     try:
         study.setting(), Falcon(gamma=gamma)
@@ -424,8 +434,10 @@ def regret(
     from fedbandit.studies.regret import best_in_class, estimated_regret
     from fedbandit.studies.trained_models import newest_state
 
-    if not (run / "config.toml").exists():
-        raise DataError(f"{run}: not a run folder (no config.toml)")
+    refuse(
+        (not (run / "config.toml").exists(), f"{run}: not a run folder (no config.toml)"),
+        error=DataError,
+    )
     config = load(str(run / "config.toml"))
     experiment = build_experiment(config, fedbandit.open_dataset(data or config.data.source))
     reached = newest_state(run)

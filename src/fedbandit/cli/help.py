@@ -197,8 +197,12 @@ class _Command(TyperCommand):
 
         out = ctx.params.pop("out") if self._table else None
         quiet, as_json = ctx.params.pop("quiet"), ctx.params.pop("as_json")
-        if out is not None and out.suffix not in _TABLES:
-            raise ConfigError(f"--out: {out} must end in {' or '.join(_TABLES)}")
+        refuse(
+            (
+                out is not None and out.suffix not in _TABLES,
+                f"--out: {out} must end in {' or '.join(_TABLES)}",
+            )
+        )
         with quietly(quiet):
             answer: Answer = super().invoke(ctx)
         value = answer.rows if answer.value is None else answer.value

@@ -11,7 +11,7 @@ import click
 import typer
 
 from fedbandit.cli.help import Answer, Commands, OwnData, Settings, What, configured
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.progress import to_stderr
 
 if TYPE_CHECKING:
@@ -223,8 +223,7 @@ def plot(
     """Draw epsilon against rounds."""
     from fedbandit.studies.privacy import draw_epsilon
 
-    if noise == 0:
-        raise ConfigError("--noise: without noise there is no epsilon to draw")
+    refuse((noise == 0, "--noise: without noise there is no epsilon to draw"))
     ledger = _ledger(
         population,
         clients_per_round,
@@ -312,8 +311,7 @@ def audit(
 
     cases = None
     if mechanism is not None:
-        if noise == 0:
-            raise ConfigError("--noise: a plan without noise promises nothing to audit")
+        refuse((noise == 0, "--noise: a plan without noise promises nothing to audit"))
         privacy = {
             "mechanism": mechanism,
             "noise_multiplier": noise,
@@ -343,8 +341,9 @@ def _ledger(population: int, clients_per_round: int, rounds: int, **privacy: Any
     """The ledger that a run with these values would have, made the way a run makes it."""
     from fedbandit.assembly.privacy import build_ledger
 
-    if privacy.setdefault("mechanism", "dp-fedavg") == "none":
-        raise ConfigError("--mechanism: none has no epsilon")
+    refuse(
+        (privacy.setdefault("mechanism", "dp-fedavg") == "none", "--mechanism: none has no epsilon")
+    )
     config = _config(clients_per_round, rounds, privacy)
     ledger = build_ledger(config, population, pretrained=False)
     assert ledger is not None

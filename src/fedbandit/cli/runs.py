@@ -25,7 +25,7 @@ from fedbandit.cli.help import (
     parsed_settings,
     runner_of,
 )
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.core.progress import to_stderr
 
 if TYPE_CHECKING:
@@ -191,8 +191,7 @@ def figure(
     from fedbandit.paper.catalogue import matching
     from fedbandit.paper.figures import FigureRequest, make_figures
 
-    if budget is not None and not tune:
-        raise ConfigError("--budget: needs --tune")
+    refuse((budget is not None and not tune, "--budget: needs --tune"))
     names = matching(name)
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.paper.claims import TESTS, Sentence
 from fedbandit.studies.compare import described
 
@@ -112,8 +112,7 @@ def matching(name: str) -> list[str]:
     found = [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
     if name == "all":
         found = [n for n in names if not figure(n).large]
-    if not found:
-        raise ConfigError(f"{name}: no such figure; there are {', '.join(names)} and all")
+    refuse((not found, f"{name}: no such figure; there are {', '.join(names)} and all"))
     return found
 
 

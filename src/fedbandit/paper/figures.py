@@ -15,7 +15,7 @@ import numpy as np
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.assembly.parts import pretraining_cohort
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError, refuse
+from fedbandit.core.errors import refuse
 from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
@@ -92,8 +92,9 @@ def make_figure(
     choices, tuned = dict[str, Choice](), request.tune_minutes is not None
     if request.tune_minutes is not None:
         by_key = {keys[label]: config for label, config in members.items()}
-        how = {"runner": request.runner, "say": say}
-        choices = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, **how)
+        choices = tune(
+            by_key, wanted.family, place / "tuning", request.tune_minutes, request.runner, say
+        )
     published, own = members, {label: choices.get(keys[label]) for label in members}
     members = {
         label: config.with_values(one.point if (one := own[label]) else {})
@@ -240,11 +241,13 @@ def _choose(name: str, request: FigureRequest) -> tuple[Figure, FederatedDataset
         family = "so" if open_dataset(request.data).header.kind == "sparse" else "emnist"
     wanted = figure(name, family)
     dataset = open_dataset(_source(wanted, request))
-    if family is not None and wanted.family != family:
-        raise ConfigError(
+    refuse(
+        (
+            family is not None and wanted.family != family,
             f"--data: {request.data} holds {dataset.header.kind} contexts, and {name} is a figure on"
-            f" {'images' if wanted.family == 'emnist' else 'text'}"
+            f" {'images' if wanted.family == 'emnist' else 'text'}",
         )
+    )
     return wanted, dataset
 
 

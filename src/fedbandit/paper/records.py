@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.files import read_json
 from fedbandit.paper.catalogue import OURS, Figure, figure, figure_names
 from fedbandit.paper.claims import LEVEL, FigureVerdict, MemberResult, judge
@@ -108,11 +108,14 @@ def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
             picture = path.with_suffix(".png")
             if isinstance(numbers, dict) and "figure" in numbers and picture.exists():
                 found.append(FigureRecord(path, numbers))
-    if not found:
-        raise DataError(
+    refuse(
+        (
+            not found,
             f"{', '.join(map(str, places))}: no figure here;"
-            " `fedbandit figure NAME -o FOLDER` makes one"
-        )
+            " `fedbandit figure NAME -o FOLDER` makes one",
+        ),
+        error=DataError,
+    )
     made = {(kept.name, kept.regime): kept for kept in found}
     ordered = sorted(found, key=lambda kept: _ORDER.index(kept.name))
     return [_with_others(kept, made) for kept in ordered]

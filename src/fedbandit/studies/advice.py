@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.files import read_json, write_json
 from fedbandit.core.parts import counted
 from fedbandit.core.prediction import over_actions
@@ -146,8 +146,7 @@ def judge(held: Contest) -> AdviceVerdict:
     stages rank the two alike, and held-out metrics do not say the opposite.
     """
     found = differences(held.rewards())
-    if not found.outcomes:
-        raise ConfigError("--data: every contender diverged at every rate that was tried")
+    refuse((not found.outcomes, "--data: every contender diverged at every rate that was tried"))
     best = found.outcomes[0]
     alike = [
         one.configuration
@@ -227,8 +226,7 @@ def contenders(
     clients = dataset.train.num_clients
     initial = 0 if scenario == "scratch" else min(100, clients // 4)
     cohort = min(64, clients - initial, initial or clients)
-    if cohort < 1:
-        raise ConfigError(f"--data: {clients} clients are too few for advice")
+    refuse((cohort < 1, f"--data: {clients} clients are too few for advice"))
     fitted: dict[str, Any] = {"data.source": source, "scenario": scenario}
     fitted |= {"clients_per_round": cohort} | ({"pretraining.clients": initial} if initial else {})
     fitted |= {} if image else {"model.name": "linear"}

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
@@ -82,11 +82,13 @@ class AuditedRun:
 
 def audited_run(case: Case, target: Target, seed: int, weights: int) -> AuditedRun:
     """One whole run of the case on its target, with a model of about this many weights."""
-    if case.population > _MOST_CLIENTS:
-        raise ConfigError(
+    refuse(
+        (
+            case.population > _MOST_CLIENTS,
             f"population: an audit plants each client, {_MOST_CLIENTS} at most; divide population"
-            " and clients per round alike, which keeps the sampling probability"
+            " and clients per round alike, which keeps the sampling probability",
         )
+    )
     if target == "deployment":
         return _deployed(case, seed, weights)
     return _simulated(case, target, seed, weights)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.files import read_json, write_json
 from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.data import open_dataset
@@ -136,8 +136,12 @@ def read_bakeoff(path: Path) -> BakeoffSpec:
 def cells_of(spec: BakeoffSpec) -> list[Cell]:
     """Every cell of the cross, situation by situation; a name that no axis has is refused."""
     axes = {**spec.situations, **spec.contenders}
-    if len(axes) < len(spec.situations) + len(spec.contenders):
-        raise ConfigError("contenders: an axis has the name of one of the situations")
+    refuse(
+        (
+            len(axes) < len(spec.situations) + len(spec.contenders),
+            "contenders: an axis has the name of one of the situations",
+        )
+    )
     wanted = [_block(number, block, axes) for number, block in enumerate(spec.cross, start=1)]
     cells = []
     for chosen in itertools.product(*axes.values()):
@@ -145,8 +149,7 @@ def cells_of(spec: BakeoffSpec) -> list[Cell]:
         if wanted and not any(all(values[k] in v for k, v in block.items()) for block in wanted):
             continue
         cells.append(_cell(spec, axes, values))
-    if not cells:
-        raise ConfigError("cross: no contender is left")
+    refuse((not cells, "cross: no contender is left"))
     known = {"against": {cell.who for cell in cells}, "along": set(spec.situations)}
     for key, names in known.items():
         if (named := getattr(spec, key)) is not None and named not in names:
@@ -158,14 +161,15 @@ def _block(number: int, block: Mapping[str, str | list[str]], axes: Axes) -> dic
     """The values that a `[[cross]]` table names, by axis, each a list; refused where unknown."""
     found = {}
     for axis, chosen in block.items():
-        if axis not in axes:
-            raise ConfigError(f"cross {number}: no axis {axis!r}{nearest(axis, axes)}")
+        refuse((axis not in axes, f"cross {number}: no axis {axis!r}{nearest(axis, axes)}"))
         found[axis] = [chosen] if isinstance(chosen, str) else chosen
         for value in found[axis]:
-            if value not in axes[axis]:
-                raise ConfigError(
-                    f"cross {number}.{axis}: no {value!r}{nearest(value, axes[axis])}"
+            refuse(
+                (
+                    value not in axes[axis],
+                    f"cross {number}.{axis}: no {value!r}{nearest(value, axes[axis])}",
                 )
+            )
     return found
 
 
@@ -180,8 +184,12 @@ def _cell(spec: BakeoffSpec, axes: Axes, values: Mapping[str, str]) -> Cell:
         start = entry.get("start", start)
         grid |= flatten(entry.get("tune", {}))
         settings |= flatten({k: v for k, v in entry.items() if k not in ("start", "tune")})
-        if not isinstance(start, str):
-            raise ConfigError(f"{axis}.{values[axis]}.start: should be a preset or a TOML file")
+        refuse(
+            (
+                not isinstance(start, str),
+                f"{axis}.{values[axis]}.start: should be a preset or a TOML file",
+            )
+        )
     config = load(start).with_values(settings)
     config = config.with_values({"evaluate_every": config.rounds})
     return Cell(
@@ -279,8 +287,12 @@ def _planned(
     """The cost, measured now or by the call that this one resumes; another file is refused."""
     asked = spec.model_dump(exclude={"seeds", "title", "note", "against", "along"})
     kept = read_json(out / "plan.json") or {}
-    if kept and kept.get("for") != asked:
-        raise ConfigError(f"{out}: holds a bake-off of another file; use another folder")
+    refuse(
+        (
+            kept and kept.get("for") != asked,
+            f"{out}: holds a bake-off of another file; use another folder",
+        )
+    )
     try:
         paces = {cell.name: tuple(map(float, kept["seconds"][cell.name])) for cell in cells}
     except (KeyError, TypeError, ValueError):

@@ -138,11 +138,14 @@ def run_jobs(
         now = runner.run([batch[i] for i in missing], deadline=deadline, on_end=on_end)
         found |= zip(missing, now, strict=True)
         for i, end in found.items():
-            if end.status == "interrupted" or (end.status == "not run" and deadline is None):
-                raise Interrupted(
+            refuse(
+                (
+                    end.status == "interrupted" or (end.status == "not run" and deadline is None),
                     f"stopped before {batch[i].folder} was finished;"
-                    " run the same command again to resume"
-                )
+                    " run the same command again to resume",
+                ),
+                error=Interrupted,
+            )
         ended += [found[i] for i in range(len(batch))]
     return ended
 
@@ -159,11 +162,14 @@ def read_curves(
     """The curves of finished runs of one length."""
     runs = [read_metrics(folder) for folder in folders]
     for folder, lines in zip(folders, runs, strict=True):
-        if len(lines) != len(runs[0]):
-            raise DataError(
+        refuse(
+            (
+                len(lines) != len(runs[0]),
                 f"{folder}: has {len(lines)} rounds and {folders[0]} has {len(runs[0])};"
-                " runs that differ in their seed alone should have the same"
-            )
+                " runs that differ in their seed alone should have the same",
+            ),
+            error=DataError,
+        )
 
     shape = len(runs), len(runs[0]) if runs else 0
 
@@ -290,8 +296,7 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
     nothing.
     """
     pairs = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
-    if not pairs:
-        raise ConfigError("compare: name at least one configuration")
+    refuse((not pairs, "compare: name at least one configuration"))
     found: dict[str, Config] = {}
     for name, one in pairs:
         config = one if isinstance(one, Config) else described(one)
@@ -299,8 +304,7 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
         called = folder_name(name or own)
         if isinstance(one, Config) and name is None and called in found:
             called = f"{called}-{len(found) + 1}"
-        if called in found:
-            raise ConfigError(f"compare: two configurations are called {called}")
+        refuse((called in found, f"compare: two configurations are called {called}"))
         found[called] = config.with_values(flatten(changes or {}))
     identities = {name: {**config.identity(), "seed": None} for name, config in found.items()}
     for position, (name, identity) in enumerate(identities.items()):
@@ -334,8 +338,12 @@ def check_comparison(
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     """The seeds, given as they are or as their number."""
     every = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
-    if not every or any(seed < 0 for seed in every):
-        raise ConfigError(f"seeds: expected {counted(1, 'seed')} or more, not {seeds!r}")
+    refuse(
+        (
+            not every or any(seed < 0 for seed in every),
+            f"seeds: expected {counted(1, 'seed')} or more, not {seeds!r}",
+        )
+    )
     return every
 
 
@@ -346,8 +354,7 @@ def described(text: str) -> Config:
         >>> described("so-scratch-softmax policy.beta=0.5").policy.parameters
         {'beta': 0.5}
     """
-    if not text.split():
-        raise ConfigError("compare: a configuration is empty")
+    refuse((not text.split(), "compare: a configuration is empty"))
     what, *settings = text.split()
     return load(what).with_values(parse_settings(settings))
 
@@ -358,6 +365,5 @@ def folder_name(name: str) -> str:
         "-" if character in "/\\:*?\"'<>|" or character.isspace() else character
         for character in name
     )
-    if cleaned.strip(".") == "":
-        raise ConfigError(f"compare: {name!r} cannot be the name of a folder")
+    refuse((cleaned.strip(".") == "", f"compare: {name!r} cannot be the name of a folder"))
     return cleaned

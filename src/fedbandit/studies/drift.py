@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config, parse_settings
-from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.errors import Diverged, refuse
 from fedbandit.core.files import write_json
 from fedbandit.data import open_dataset
 from fedbandit.evaluation.metrics import Recovery, recoveries
@@ -60,16 +60,16 @@ class DriftStudy:
 
     def __post_init__(self) -> None:
         for key, _ in self.settings:
-            if key in _OWN:
-                raise ConfigError(f"--set {key}: set by the study; {_OWN[key]}")
-        if not self.policies:
-            raise ConfigError("--policies: name at least one")
+            refuse((key in _OWN, f"--set {key}: set by the study; {_OWN[key]}"))
+        refuse((not self.policies, "--policies: name at least one"))
         apart = [later - earlier for earlier, later in pairwise([1, *self.at, self.rounds + 1])]
-        if self.seeds < 1 or min(apart) < self.window:
-            raise ConfigError(
+        refuse(
+            (
+                self.seeds < 1 or min(apart) < self.window,
                 f"--at, --rounds: leave at least {self.window} rounds before, between and after"
-                " changes"
+                " changes",
             )
+        )
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,10 @@ def run_study(
         )
         recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
         outcomes.append(DriftOutcome(policy, rewards, recovered, curves.diverged))
-    if not any(outcome.recovered for outcome in outcomes):
-        raise Diverged("drift: every run diverged")
+    refuse(
+        (not any(outcome.recovered for outcome in outcomes), "drift: every run diverged"),
+        error=Diverged,
+    )
     return outcomes
 
 

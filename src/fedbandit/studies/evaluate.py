@@ -204,12 +204,10 @@ def evaluate(
     """
     known = [one.name for one in fields(EvaluationRequest) if one.name != "parameters"]
     for option in options:
-        if option not in known:
-            raise ConfigError(f"{option}: unknown option{nearest(option, known)}")
+        refuse((option not in known, f"{option}: unknown option{nearest(option, known)}"))
     parameters = dict(policy) if isinstance(policy, Mapping) else {}
     if isinstance(policy, Mapping):
-        if "name" not in policy:
-            raise ConfigError("policy: a policy with parameters needs a name")
+        refuse(("name" not in policy, "policy: a policy with parameters needs a name"))
         policy = str(parameters.pop("name"))
     request = EvaluationRequest(
         policy=policy,
@@ -247,8 +245,10 @@ def evaluate_logs(logs: Path | Table | FederatedDataset, request: EvaluationRequ
     A folder, or a `FederatedDataset`, is a data set made by `fedbandit data import logged`; a file
     or a `Table` holds decisions without contexts.
     """
-    if isinstance(logs, Path) and not logs.exists():
-        raise DataError(f"{logs}: no such file or folder")
+    refuse(
+        (isinstance(logs, Path) and not logs.exists(), f"{logs}: no such file or folder"),
+        error=DataError,
+    )
     of_table = isinstance(logs, Table) or (isinstance(logs, Path) and not logs.is_dir())
     _refuse_unused(request, of_table)
     if isinstance(logs, Path):
@@ -370,8 +370,7 @@ def _of_dataset(dataset: FederatedDataset, request: EvaluationRequest) -> _Opene
     if split is None:
         raise ConfigError(f"split: {header.name} has no test split")
     rewards = np.asarray(log_of(split).rewards)
-    if not len(rewards):
-        raise ConfigError("split: holds no events")
+    refuse((not len(rewards), "split: holds no events"))
     scorer, cautions = None, []
     if request.scored:
         if request.model is None:
@@ -406,11 +405,13 @@ def _records(opened: _Opened, request: EvaluationRequest, within: Range | None) 
     if opened.target is not None:
         return records_for(split, opened.target)
     policy = request.policy_over(opened.actions)
-    if request.scored and opened.scorer is None:
-        raise ConfigError(
+    refuse(
+        (
+            request.scored and opened.scorer is None,
             "policy: a model's policy needs contexts; import the table with `fedbandit data import"
-            " logged`, or give --target, a column with the policy's probabilities"
+            " logged`, or give --target, a column with the policy's probabilities",
         )
+    )
     scores = None if opened.scorer is None else opened.scorer.on(split)
     ends = None if within is None else (within.low, within.high)
     rewards = _reward_model(opened, request.reward_model)
@@ -424,10 +425,12 @@ def _reward_model(opened: _Opened, name: str) -> RowScores:
         fitted = linear_rewards(split, k)
         if fitted is not None:
             return fitted
-        if name == "linear":
-            raise ConfigError(
-                "reward_model: linear needs contexts; `fedbandit data import logged` reads them"
+        refuse(
+            (
+                name == "linear",
+                "reward_model: linear needs contexts; `fedbandit data import logged` reads them",
             )
+        )
     if name in ("auto", "actions"):
         return action_means(split, k)
     if opened.dataset is None:

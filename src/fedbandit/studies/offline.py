@@ -15,7 +15,7 @@ from fedbandit import objectives
 from fedbandit.acting import Chosen
 from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError, refuse
+from fedbandit.core.errors import refuse
 from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
@@ -107,10 +107,12 @@ def train_from_logs(
         with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as own:
             return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
     experiment = _experiment(config, dataset)
-    if clients is not None and experiment.privacy is not None:
-        raise ConfigError(
-            "privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some"
+    refuse(
+        (
+            clients is not None and experiment.privacy is not None,
+            "privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some",
         )
+    )
     start = experiment.initial_weights() if start is None else start
     pool = clients or range(dataset.train.num_clients)
     phase = experiment.bandit
@@ -166,11 +168,13 @@ def _cross_fitted(
     """Predicted rewards by unweighted regression, for each half of the clients from the other
     half's logs.
     """
-    if len(pool) < 2:
-        raise ConfigError(
+    refuse(
+        (
+            len(pool) < 2,
             f"objective.name: {config.objective.name} needs two clients at least, to predict one"
-            " from the other"
+            " from the other",
         )
+    )
     middle = pool.start + len(pool) // 2
     plain = config.with_values({"objective.name": "regression"})
     experiment = _experiment(plain, dataset)

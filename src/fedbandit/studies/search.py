@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.files import read_json, write_json
 from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.core.randomness import Purpose, uniforms
@@ -229,8 +229,7 @@ def appendix(family: str, config: Config) -> dict[str, list[Any]]:
 
     `family` is "emnist" or "so".
     """
-    if family not in RATES:
-        raise ConfigError(f"appendix: should be {' or '.join(RATES)}, not {family!r}")
+    refuse((family not in RATES, f"appendix: should be {' or '.join(RATES)}, not {family!r}"))
     grid = {key: values_of(key, values) for key, values in RATES[family].items()}
     if config.server.optimizer == "sgd":
         grid["server.learning_rate"] = values_of("", _SGD_SERVER_RATES)
@@ -255,15 +254,16 @@ def one_two_five(text: str) -> list[float]:
         low, high = (float(end) for end in match.groups()) if match else (0.0, 0.0)
     except ValueError:
         low = high = 0.0
-    if not 0 < low <= high < math.inf:
-        raise ConfigError(
-            f"{text!r}: expected two positive ends, smaller first, for example 0.02..5"
+    refuse(
+        (
+            not 0 < low <= high < math.inf,
+            f"{text!r}: expected two positive ends, smaller first, for example 0.02..5",
         )
+    )
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     values = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
     inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-    if not inside:
-        raise ConfigError(f"{text!r}: no value {{1, 2, 5}}·10^n lies between these ends")
+    refuse((not inside, f"{text!r}: no value {{1, 2, 5}}·10^n lies between these ends"))
     return inside
 
 
@@ -272,8 +272,7 @@ def values_of(key: str, values: Any) -> list[Any]:
     if isinstance(values, str) and ".." in values:
         return one_two_five(values)
     if isinstance(values, list | tuple):
-        if not values:
-            raise ConfigError(f"{key}: the grid has no values")
+        refuse((not values, f"{key}: the grid has no values"))
         return list(values)
     return [values]
 
@@ -527,7 +526,6 @@ def tune(
     family: str,
     out: Path,
     minutes: float,
-    *,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> dict[str, Choice]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.files import read_json, write_text
 from fedbandit.core.identity import owners
 from fedbandit.core.parts import counted, flatten, in_short, nearest
@@ -182,8 +182,12 @@ def groups_of(spec: SweepSpec) -> list[SweepGroup]:
             key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()
         }
         members = [_member(start, config, point) for point in points(grid)]
-        if len({member.name for member in members}) < len(members):
-            raise ConfigError(f"grid: two points of {start} make the same configuration")
+        refuse(
+            (
+                len({member.name for member in members}) < len(members),
+                f"grid: two points of {start} make the same configuration",
+            )
+        )
         # One at a time: an experiment holds weights.
         rounds = max(
             build_experiment(member.config, open_once(member.config.data.source)).rounds

@@ -18,7 +18,7 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.assembly.parts import acting_model_of
 from fedbandit.config import Config, read_toml
 from fedbandit.core.contexts import Contexts
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.files import read_json, read_packed, to_json, write_bytes
 from fedbandit.core.identity import file_digests, require_run, run_in
 from fedbandit.core.parts import require_trust
@@ -73,8 +73,7 @@ def load_scorer(path: Path | str, header: Header) -> Scorer:
 def newest_state(run: Path) -> State:
     """The newest checkpoint of a run, with the flat weights of the training model."""
     kept = checkpoints(run)
-    if not kept:
-        raise DataError(f"{run}: the run has no checkpoint yet")
+    refuse((not kept, f"{run}: the run has no checkpoint yet"), error=DataError)
     state, marks = load_marked(kept[0])
     require_run(kept[0], marks.get("run"), run_in(run))
     return state
@@ -84,8 +83,13 @@ def config_of_run(path: Path) -> Config:
     """The configuration of a run folder, which may have come from elsewhere: code that it names
     must be trusted.
     """
-    if not (path / "config.toml").exists():
-        raise DataError(f"{path}: neither a run folder nor a model file: no config.toml")
+    refuse(
+        (
+            not (path / "config.toml").exists(),
+            f"{path}: neither a run folder nor a model file: no config.toml",
+        ),
+        error=DataError,
+    )
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
     require_trust(config.part_names(), str(path))
     return config
@@ -105,12 +109,21 @@ def _from_run(path: Path, header: Header) -> Scorer:
 def _from_file(path: Path, header: Header) -> Scorer:
     """The model of a file, which must fit the header's contexts, actions and columns."""
     model = _model_file(path)
-    if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
-        raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
-    if model.encoder != header.encoder:
-        raise DataError(
-            f"{path}: made for other columns than {header.name} has; import the data with --like"
-        )
+    refuse(
+        (
+            (model.kind, model.shape) != (header.kind, header.shape)
+            or model.actions != header.actions,
+            f"{path}: made for other contexts or other actions than {header.name} has",
+        ),
+        error=DataError,
+    )
+    refuse(
+        (
+            model.encoder != header.encoder,
+            f"{path}: made for other columns than {header.name} has; import the data with --like",
+        ),
+        error=DataError,
+    )
     require_trust([model.model["name"]], str(path))
     acting = Trainable.of(model.model, DataSpec.of(header))
     return _scorer(path, header, acting, dict(model.weights), model.trained_on)
@@ -137,20 +150,31 @@ def _scorer(
 ) -> Scorer:
     """Check that weights fit the model and the data, and that files it read are the same."""
     for file, digest in file_digests([acting.model] if files is not None else []).items():
-        if files is not None and files.get(file) != digest:
-            raise DataError(f"{path}: {file} has changed since the model was trained; put it back")
+        refuse(
+            (
+                files is not None and files.get(file) != digest,
+                f"{path}: {file} has changed since the model was trained; put it back",
+            ),
+            error=DataError,
+        )
     layout = acting.layout
     if isinstance(weights, dict):
-        if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):
-            raise DataError(
+        refuse(
+            (
+                {key: array.shape for key, array in weights.items()} != dict(layout.shapes),
                 f"{path}: the arrays are not those of a {acting.described['name']} model for"
-                f" {header.name}"
-            )
-        weights = layout.flatten(weights, next(iter(weights.values())).dtype)
-    if layout.size != len(weights):
-        raise DataError(
-            f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}"
+                f" {header.name}",
+            ),
+            error=DataError,
         )
+        weights = layout.flatten(weights, next(iter(weights.values())).dtype)
+    refuse(
+        (
+            layout.size != len(weights),
+            f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}",
+        ),
+        error=DataError,
+    )
     return Scorer(acting.predictor(), weights, seen)
 
 
@@ -189,10 +213,13 @@ def export(
     """
     out, kind = Path(out), format or Path(out).suffix.removeprefix(".")
     writers = {"safetensors": DeviceModel.to_bytes, "onnx": to_onnx, "json": to_linear_json}
-    if kind not in writers:
-        raise ConfigError(f"format: {kind or 'nothing'!r} is none of {', '.join(writers)}")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
+    refuse((kind not in writers, f"format: {kind or 'nothing'!r} is none of {', '.join(writers)}"))
+    refuse(
+        (
+            out.exists() and not overwrite,
+            f"{out}: already exists; use another name, or --force to overwrite it",
+        )
+    )
     model = load_model(run, dataset, catalogue)
     if policy is not None:
         given = {key: value for key, value in policy.items() if key != "name"}
@@ -216,8 +243,13 @@ def load_model(
     config = config_of_run(path)
     dataset = dataset or open_dataset(config.data.source)
     fingerprint = (read_json(path / "environment.json") or {}).get("data_fingerprint")
-    if fingerprint and dataset.header.fingerprint != fingerprint:
-        raise DataError(f"{path}: was trained on other data than {dataset.header.name} is now")
+    refuse(
+        (
+            fingerprint and dataset.header.fingerprint != fingerprint,
+            f"{path}: was trained on other data than {dataset.header.name} is now",
+        ),
+        error=DataError,
+    )
     experiment, state = build_experiment(config, dataset), newest_state(path)
     progress = experiment.bandit.progress(state.round, state.events)
     model = DeviceModel.of_experiment(
@@ -231,8 +263,12 @@ def to_linear_json(model: DeviceModel) -> bytes:
 
     Scores of a context x are x · weight + bias; dense contexts are scaled to length one first.
     """
-    if model.model["name"] != "linear":
-        raise ConfigError(f"format: json is for linear models, not {model.model['name']}")
+    refuse(
+        (
+            model.model["name"] != "linear",
+            f"format: json is for linear models, not {model.model['name']}",
+        )
+    )
     names = ("version", "kind", "shape", "actions", "policy", "model", "vocabulary")
     facts: dict[str, Any] = {name: getattr(model, name) for name in names}
     facts["encoder"] = None if model.encoder is None else model.encoder.to_json()

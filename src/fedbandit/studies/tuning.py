@@ -16,7 +16,7 @@ from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.assembly.parts import build_policy
 from fedbandit.config import Config
 from fedbandit.core.contexts import rows_at
-from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.errors import ConfigError, Diverged, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split
@@ -48,13 +48,19 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
         )
     parts = []
     for number in range(state.round + 1, state.round + rounds + 1):
-        if phase.scenario.stage(number).available is not None:
-            raise ConfigError(
-                f"drift.kind: not all actions exist in round {number}; such logs are not collected"
+        refuse(
+            (
+                phase.scenario.stage(number).available is not None,
+                f"drift.kind: not all actions exist in round {number}; such logs are not collected",
             )
+        )
         events = RoundEvents(phase, replace(state, round=number - 1))()
-        if events.missing is not None or phase.scenario.delay:
-            raise ConfigError("environment.name: logs whose rewards may miss are not collected")
+        refuse(
+            (
+                events.missing is not None or phase.scenario.delay,
+                "environment.name: logs whose rewards may miss are not collected",
+            )
+        )
         visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
         seen = (visits.clients, visits.rows, events.actions, events.rewards, events.propensities)
         parts.append([column[events.fresh] for column in seen])
@@ -181,23 +187,26 @@ def tune(
     evaluate them. `cost` is the share of the best estimate that more exploration may cost.
     """
     name, _ = _parameter(config)
-    if not 0 <= cost < inf:
-        raise ConfigError(f"cost: must be 0 or more, not {cost:g}")
+    refuse((not 0 <= cost < inf, f"cost: must be 0 or more, not {cost:g}"))
     experiment = build_experiment(config, dataset)
-    if experiment.privacy is not None:
-        raise ConfigError(
+    refuse(
+        (
+            experiment.privacy is not None,
             "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon"
-            " covers"
+            " covers",
         )
+    )
     start = starting_weights(experiment, engine)
     logs = collect_logs(
         experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds)
     )
     middle = logs.train.num_clients // 2
-    if middle < 1:
-        raise ConfigError(
-            "clients_per_round: the period's logs come from too few clients to hold any out"
+    refuse(
+        (
+            middle < 1,
+            "clients_per_round: the period's logs come from too few clients to hold any out",
         )
+    )
     held_out = _clients_from(logs, middle)
     candidates: list[TuningCandidate] = []
     rates = [
@@ -220,10 +229,13 @@ def tune(
                 found = (_estimated(config, held_out, scorer, one, estimator) for one in points)
                 candidates += [one for one in found if one is not None]
             advance(1)
-    if not candidates:
-        raise Diverged(
-            "every candidate diverged or does nothing that the log has; give smaller learning rates"
-        )
+    refuse(
+        (
+            not candidates,
+            "every candidate diverged or does nothing that the log has; give smaller learning rates",
+        ),
+        error=Diverged,
+    )
     candidates.sort(key=lambda candidate: -candidate.estimate.value)
     assert logs.train.log is not None
     rewards = logs.train.log.rewards
