@@ -5,8 +5,15 @@ from math import nan
 import numpy as np
 import pytest
 
-from fedbandit.paper.catalogue import OURS, figure, figure_names
-from fedbandit.paper.claims import TESTS, MemberResult, Sentence, judge
+from fedbandit.paper.catalogue import (
+    OURS,
+    TESTS,
+    MemberResult,
+    Sentence,
+    figure,
+    figure_names,
+    judge,
+)
 from fedbandit.results.differences import holm
 
 

@@ -11,8 +11,7 @@ from scripts.paper_pages import fill, panels, scoreboard, tuned_table
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
-from fedbandit.paper.catalogue import OURS, figure, figure_names, matching
-from fedbandit.paper.claims import MemberResult
+from fedbandit.paper.catalogue import OURS, MemberResult, figure, figure_names, matching
 from fedbandit.paper.figures import FigureRequest, make_figure, make_figures, regime
 from fedbandit.paper.records import (
     comparison_table,

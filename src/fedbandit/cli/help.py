@@ -144,24 +144,17 @@ class _Interrupted(FedbanditError):
     exit_code = 130
 
 
-def _write_parameters(
-    command: click.Command, context: click.Context, formatter: click.HelpFormatter
-) -> None:
-    """Arguments, then options. Typer escapes brackets for rich even if it prints plain text."""
-    for kind in ("argument", "option"):
-        chosen = [
-            parameter
-            for parameter in command.get_params(context)
-            if parameter.param_type_name == kind
-        ]
-        records = [
-            record
-            for parameter in chosen
-            if (record := parameter.get_help_record(context)) is not None
-        ]
-        if records:
-            with formatter.section(f"{kind.title()}s"):
-                formatter.write_dl([(names, _plain(text)) for names, text in records])
+class _PlainHelp(click.Command):
+    """Help as plain text; typer escapes brackets for rich even if it prints none of its markup."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write = formatter.write_dl
+
+        def plain(rows: Sequence[tuple[str, str]], *more: int) -> None:
+            write([(names, _plain(text)) for names, text in rows], *more)
+
+        formatter.write_dl = plain  # type: ignore[method-assign, assignment]
+        super().format_options(ctx, formatter)
 
 
 def _plain(text: str) -> str:
@@ -169,7 +162,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text.replace("\\[", "["))
 
 
-class _Command(TyperCommand):
+class _Command(_PlainHelp, TyperCommand):
     """A command with plain help, and with the options of an `Answer` where it returns one."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -186,9 +179,6 @@ class _Command(TyperCommand):
     def _add(self, names: list[str], text: str, **more: Any) -> None:
         """Add an option that the command's function does not see."""
         self.params.append(TyperOption(param_decls=names, help=text, **more))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_parameters(self, ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
         if not self._answers:
@@ -250,12 +240,8 @@ def _commands_of(command: click.Command) -> Collection[str]:
     return command.commands if isinstance(command, click.Group) else ()
 
 
-class _Group(TyperGroup):
+class _Group(_PlainHelp, TyperGroup):
     """A group of commands whose help is plain text in sections."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_parameters(self, ctx, formatter)
-        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The first paragraph of every command's help, whole, in the section that the command was

@@ -16,8 +16,16 @@ import numpy as np
 
 from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.files import read_json
-from fedbandit.paper.catalogue import OURS, Figure, figure, figure_names
-from fedbandit.paper.claims import LEVEL, FigureVerdict, MemberResult, judge
+from fedbandit.paper.catalogue import (
+    LEVEL,
+    OURS,
+    Figure,
+    FigureVerdict,
+    MemberResult,
+    figure,
+    figure_names,
+    judge,
+)
 from fedbandit.results.differences import p_above
 from fedbandit.studies.compare import rewards_table
 
