@@ -59,16 +59,18 @@ class DriftStudy:
     settings: tuple[tuple[str, Any], ...] = ()  # any further value of the configuration
 
     def __post_init__(self) -> None:
-        for key, _ in self.settings:
-            refuse((key in _OWN, f"--set {key}: set by the study; {_OWN[key]}"))
-        refuse((not self.policies, "--policies: name at least one"))
         apart = [later - earlier for earlier, later in pairwise([1, *self.at, self.rounds + 1])]
         refuse(
+            *(
+                (key in _OWN, f"--set {key}: set by the study; {_OWN.get(key)}")
+                for key, _ in self.settings
+            ),
+            (not self.policies, "--policies: name at least one"),
             (
                 self.seeds < 1 or min(apart) < self.window,
                 f"--at, --rounds: leave at least {self.window} rounds before, between and after"
                 " changes",
-            )
+            ),
         )
 
 
@@ -188,56 +190,31 @@ def publish(
     """
     require_picture(out)
     names = {policy: name_of(policy, config) for policy, config in members(study).items()}
-    runs = out.with_name(f"{out.stem}-runs")
+    runs, numbers = out.with_name(f"{out.stem}-runs"), out.with_suffix(".json")
     outcomes = run_study(study, lambda policy: runs / names[policy], runner=runner, say=say)
-    where = f"({open_dataset(study.data).header.name}, {study.seeds} seeds)"
-    title = f"{_TITLES.get(study.kind, study.kind)} {where}"
-    numbers = out.with_suffix(".json")
-    write_numbers(study, outcomes, numbers, title)
-    files = f"{draw(study, outcomes, out, title)}; numbers: {numbers}; runs: {runs}"
-    rows = [row for outcome in outcomes for row in outcome.rows()]
-    return f"{table(study, outcomes)}\n{files}", rows
-
-
-def write_numbers(
-    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str
-) -> None:
-    """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the
-    picture beside it.
-    """
+    data = open_dataset(study.data).header.name
+    title = f"{_TITLES.get(study.kind, study.kind)} ({data}, {study.seeds} seeds)"
+    text = table(study, outcomes)
     clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples"
     length = f"{study.rounds} rounds, deploying every {study.deploy_every}"
-    note = f"{length}; {clients} each; published rates"
-    numbers = {
+    kept = {  # by which `fedbandit gallery` shows the picture beside it
         "figure": "drift",
         "title": title,
-        "note": note,
-        "data": open_dataset(study.data).header.name,
-        "text": table(study, outcomes),
+        "note": f"{length}; {clients} each; published rates",
+        "data": data,
+        "text": text,
         "members": {
             o.policy: [[asdict(change) for change in seed] for seed in o.recovered]
             for o in outcomes
         },
         "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
     }
-    write_json(path, numbers)
-
-
-def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str) -> Path:
-    """The reward of each round, averaged over the last rounds and over seeds, with a band of one
-    standard deviation.
-    """
-    return draw_curves(
-        {
-            outcome.policy: _smooth(outcome.rewards, study.window)
-            for outcome in outcomes
-            if len(outcome.rewards)
-        },
-        path,
-        title=title,
-        ylabel=f"reward, mean of {study.window} rounds",
-        changes=study.at,
-    )
+    write_json(numbers, kept)
+    shown = {o.policy: _smooth(o.rewards, study.window) for o in outcomes if len(o.rewards)}
+    label = f"reward, mean of {study.window} rounds"
+    draw_curves(shown, out, title=title, ylabel=label, changes=study.at)
+    rows = [row for outcome in outcomes for row in outcome.rows()]
+    return f"{text}\n{out}; numbers: {numbers}; runs: {runs}", rows
 
 
 def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:
