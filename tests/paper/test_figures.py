@@ -107,7 +107,7 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
         "published rates",
         "shortened to 0.004",
     ):
-        assert part in made.text
+        assert part in text_of(made)
     numbers = json.loads((tmp_path / "fig2c.json").read_text(encoding="utf-8"))
     assert len(numbers["members"]["softmax"]["final"]) == 2
     assert sum("finished" in line for line in said) == 10
@@ -123,9 +123,9 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
         str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1)
     )
     alone = make_figure("fig2d", request, tmp_path, lambda text: None)
-    assert "make that too" in alone.text
+    assert "make that too" in text_of(alone)
     make_figure("fig2c", request, tmp_path, lambda text: None)
-    text = make_figure("fig2d", request, tmp_path, lambda text: None).text
+    text = text_of(make_figure("fig2d", request, tmp_path, lambda text: None))
     for policy in ("softmax", "falcon", "epsilon-greedy", "greedy"):
         assert f"{policy} above {policy} every 200 rounds" in text
     assert "make that too" not in text
@@ -148,10 +148,10 @@ def test_a_figure_with_another_model_says_so_and_keeps_its_own_place(tiny_text, 
             str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1)
         )
         made = make_figure("fig3b", request, tmp_path / model, lambda text: None)
-        assert made.text.startswith(
+        assert text_of(made).startswith(
             f"fig3b: Stack Overflow, init-shift: softmax, trial by trial, {model} model\n"
         )
-        kept += read_figures([made.kept])
+        kept += read_figures([made.path])
     markdown = panels(kept, tmp_path, "Figure 3")
     name = open_dataset(str(tiny_text)).header.name
     assert all(
@@ -165,7 +165,7 @@ def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     request = FigureRequest(
         str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1)
     )
-    text = make_figure("fig4c", request, tmp_path, lambda text: None).text
+    text = text_of(make_figure("fig4c", request, tmp_path, lambda text: None))
     [run] = tmp_path.rglob("so-dp-0.7/seed-0/summary.json")
     ours = json.loads(run.read_text(encoding="utf-8"))["privacy"]["epsilon_rdp"]
     assert f"NM=0.7: {ours:.4g}; the paper states 1.5" in text
@@ -176,7 +176,7 @@ def test_a_figure_of_ours_compares_caches_with_the_papers_simplification(tiny_te
     request = FigureRequest(
         str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1)
     )
-    text = make_figure("population", request, tmp_path, lambda text: None).text
+    text = text_of(make_figure("population", request, tmp_path, lambda text: None))
     assert "caches, one in four pulls, every 40 about as simple mode, every 40" in text
     caches = list(tmp_path.rglob("so-init-shift-softmax+caches/seed-0/config.toml"))
     assert 'mode = "population"' in caches[0].read_text(encoding="utf-8")
@@ -200,7 +200,7 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     assert kept["seed"] == TUNING_SEED
     assert set(kept["point"]) == {"client.learning_rate", "server.learning_rate", "policy.beta"}
     assert kept["looked_at"] >= 1
-    assert f"softmax {kept['looked_at']} of 192" in made.text
+    assert f"softmax {kept['looked_at']} of 192" in text_of(made)
     server, client, beta = (
         kept["point"][key]
         for key in ("server.learning_rate", "client.learning_rate", "policy.beta")
@@ -251,10 +251,10 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     text = index.read_text(encoding="utf-8")
     assert text.count("<img") == text.count("<details>") == 2
     for one in made:
-        numbers = json.loads(one.kept.read_text(encoding="utf-8"))
+        numbers = json.loads(one.path.read_text(encoding="utf-8"))
         assert f'src="{one.png.name}"' in text
         assert escape(numbers["note"]) in text
-        for verdict in read_figures([one.kept])[0].verdicts:
+        for verdict in read_figures([one.path])[0].verdicts:
             assert escape(verdict.claim) in text
     assert "Which rule won" in text
     assert "http" not in text.replace("http-equiv", "")

@@ -190,6 +190,7 @@ def figure(
     """
     from fedbandit.paper.catalogue import matching
     from fedbandit.paper.figures import FigureRequest, make_figures
+    from fedbandit.paper.records import text_of
 
     refuse((budget is not None and not tune, "--budget: needs --tune"))
     names = matching(name)
@@ -198,7 +199,7 @@ def figure(
         request = FigureRequest(data, seeds, scale, parsed_settings(settings), minutes, runner)
         made, index = make_figures(names, request, out, typer.echo)
     for one in made:
-        typer.echo(f"\n{one.text}\n\npicture: {one.png}")
+        typer.echo(f"\n{text_of(one)}\n\npicture: {one.png}")
     if index is not None:
         typer.echo(f"gallery: {index}")
 

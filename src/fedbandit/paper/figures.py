@@ -20,7 +20,7 @@ from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
 from fedbandit.paper.catalogue import EMBEDDED, Family, Figure, figure
-from fedbandit.paper.records import RULES, page, read_figures, text_of
+from fedbandit.paper.records import RULES, FigureRecord, page, read_figures
 from fedbandit.results.differences import standard_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
@@ -55,21 +55,9 @@ class FigureRequest:
         )
 
 
-@dataclass(frozen=True)
-class Made:
-    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its
-    numbers.
-    """
-
-    name: str
-    text: str
-    png: Path
-    kept: Path
-
-
 def make_figure(
     name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print
-) -> Made:
+) -> FigureRecord:
     """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON.
 
     Runs lie below `out/runs`, in a folder named after everything that the members share, so that
@@ -115,10 +103,8 @@ def make_figure(
     note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
     family = "" if wanted.family == figure(name).family else f"-{wanted.family}"
     stem = out / f"{wanted.name}{family}{'-tuned' if tuned else ''}"
-    _, png = (
+    for suffix in (".svg", ".png"):
         _draw(wanted, members, curves, stem.with_suffix(suffix), note)
-        for suffix in (".svg", ".png")
-    )
     epsilons = {label: _epsilon(folder(label) / "seed-0") for label in members}
     kept = stem.with_suffix(".json")
     write_json(
@@ -144,12 +130,12 @@ def make_figure(
         },
     )
     [record] = [one for one in read_figures([out]) if one.path == kept]
-    return Made(wanted.name, text_of(record), png, kept)
+    return record
 
 
 def make_figures(
     names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
-) -> tuple[list[Made], Path | None]:
+) -> tuple[list[FigureRecord], Path | None]:
     """Make figures one after another, and of several a page beside them: its path, None for one.
 
     Of several, those that the given data does not fit take embedded data.
@@ -158,7 +144,7 @@ def make_figures(
         return [make_figure(names[0], request, out, say)], None
     made = [make_figure(name, fitting(name, request), out, say) for name in names]
     index = out / "index.html"
-    write_text(index, page(read_figures([one.kept for one in made]), index.parent))
+    write_text(index, page(read_figures([one.path for one in made]), index.parent))
     return made, index
 
 

@@ -48,6 +48,11 @@ class FigureRecord:
         return str(self.numbers["figure"])
 
     @property
+    def png(self) -> Path:
+        """Its picture; an SVG may lie beside it."""
+        return self.path.with_suffix(".png")
+
+    @property
     def tuned(self) -> bool:
         """Whether rates were searched for, in place of the published ones."""
         return bool(self.numbers.get("tuning"))
@@ -112,10 +117,8 @@ def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
     for place in places:
         within = [place] if place.is_file() else sorted(place.glob("*.json"), key=lambda p: p.stem)
         for path in within:
-            numbers = read_json(path)
-            picture = path.with_suffix(".png")
-            if isinstance(numbers, dict) and "figure" in numbers and picture.exists():
-                found.append(FigureRecord(path, numbers))
+            kept = FigureRecord(path, read_json(path) or {})
+            found += [kept] if "figure" in kept.numbers and kept.png.exists() else []
     refuse(
         (
             not found,
@@ -300,10 +303,9 @@ def chips(verdicts: Counter[str]) -> str:
 
 def _card(kept: FigureRecord, beside: Path) -> str:
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
-    png, svg = (kept.path.with_suffix(suffix) for suffix in (".png", ".svg"))
-    shown, large = (
-        escape(os.path.relpath(path, beside)) for path in (png, svg if svg.exists() else png)
-    )
+    svg = kept.path.with_suffix(".svg")
+    pictures = (kept.png, svg if svg.exists() else kept.png)
+    shown, large = (escape(os.path.relpath(path, beside)) for path in pictures)
     claims = "".join(
         f'<tr class="{_css(one.verdict)}"><td>{escape(one.claim)}<br>'
         f"<q>{escape(one.words)}</q></td>"

@@ -5,7 +5,7 @@
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -26,13 +26,8 @@ from fedbandit.studies.search import point_in_words
 _OFTEN = 20.0  # visits of an example; beyond it a reward shows memory as much as learning
 
 
-@dataclass(frozen=True)
-class EvidenceTable:
-    """A table of the advice: its title, heads and rows."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+# A table of the advice: its title, heads and rows.
+EvidenceTable = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -56,8 +51,8 @@ class Advice:
         lines += [f"> **Warning:** {text}\n" for text in self.warnings]
         lines += ["![Reward of every finalist over rounds](advice.png)", ""]
         lines += [f"- **{question}** {answer}" for question, answer in self.answers]
-        for table in self.tables:
-            lines += ["", f"## {table.title}", "", *markdown_table(table.heads, table.rows)]
+        for title, heads, rows in self.tables:
+            lines += ["", f"## {title}", "", *markdown_table(heads, rows)]
         lines += ["", "## Data", "", "```", self.data, "```", "", "## Next", "", "```console"]
         return "\n".join([*lines, *(f"$ {command}" for command in self.commands), "```", ""])
 
@@ -71,9 +66,9 @@ class Advice:
         drawn = f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
         parts += [f'<img class="picture" alt="Reward of every finalist over rounds" src="{drawn}">']
         parts += [section(q, f"<p>{_inline(a)}</p>") for q, a in self.answers]
-        for table in self.tables:
-            rows = [(f'<th scope="row">{escape(row[0])}</th>', row[1:]) for row in table.rows]
-            parts.append(section(table.title, html_table(table.heads, rows)))
+        for title, heads, rows in self.tables:
+            cells = [(f'<th scope="row">{escape(row[0])}</th>', row[1:]) for row in rows]
+            parts.append(section(title, html_table(heads, cells)))
         parts += [section("Data", f"<pre>{escape(self.data)}</pre>")]
         parts += [section("Next", f"<pre>{escape(chr(10).join(self.commands))}</pre>")]
         return document(self.title, "\n".join(parts))
@@ -298,8 +293,8 @@ def _stage_2(held: Contest, verdict: AdviceVerdict) -> EvidenceTable:
         row += ["–", "–"] if gap is None else [f"{gap.mean:+.4f}", gap.interval]
         row += [str(len(curves.diverged)) if curves is not None else "–"]
         row += [f"{_mean(tested):.4f}" if tested else "–"] * bool(held.held_out)
-        rows.append(tuple(row))
-    return EvidenceTable("Stage 2: finalists, fresh seeds", tuple(heads), tuple(rows))
+        rows.append(row)
+    return "Stage 2: finalists, fresh seeds", heads, rows
 
 
 def _stage_1(held: Contest) -> EvidenceTable:
@@ -319,12 +314,12 @@ def _stage_1(held: Contest) -> EvidenceTable:
     ]
     rows += [(text, "left out", "–", "–", "–") for text in held.left_out]
     heads = ("contender", "reward, tuning seed", "chosen", "tried", "on the edge")
-    return EvidenceTable("Stage 1: tuning", heads, tuple(rows))
+    return "Stage 1: tuning", heads, rows
 
 
 def _further(held: Contest) -> list[EvidenceTable]:
     """Tables of other deployment periods and of privacy, where these were run."""
-    tables = []
+    tables: list[EvidenceTable] = []
     named: dict[tuple[str, str], dict[str, Curves]] = {
         ("Deployment", "deploying every"): {
             f"{n} rounds": c for n, c in sorted(held.periods.items())
@@ -343,7 +338,7 @@ def _further(held: Contest) -> list[EvidenceTable]:
             for label, c in curves.items()
         )
         if rows:
-            tables.append(EvidenceTable(title, (first, "reward", "seeds"), rows))
+            tables.append((title, (first, "reward", "seeds"), rows))
     return tables
 
 

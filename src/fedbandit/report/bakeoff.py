@@ -193,12 +193,12 @@ def _summary(found: Bakeoff, one: CellOutcome) -> dict[str, Any]:
 
 def _cost(found: Bakeoff, cell: Cell) -> dict[str, Any]:
     """CPU as the probe measured it: a figure of this machine, and so not in the other tables."""
-    name = cell.name
+    a_round, a_start = found.paces[cell.name]
     return {
         **cell.situation,
         **cell.contender,
-        "cpu_seconds_a_round": found.cost.seconds[name][0],
-        "cpu_seconds_to_start": found.cost.seconds[name][1],
+        "cpu_seconds_a_round": a_round,
+        "cpu_seconds_to_start": a_start,
     }
 
 

@@ -108,16 +108,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Cost of a bake-off: by cell the CPU seconds of a round and of a start, and the sums."""
-
-    seconds: Mapping[str, Sequence[float]]
-    rounds: int
-    runs: int
-    core_hours: float
-
-
-@dataclass(frozen=True)
 class Bakeoff:
     """A bake-off that was run, as far as it has come: what tables and pictures are made from."""
 
@@ -125,7 +115,7 @@ class Bakeoff:
     cells: Sequence[Cell]
     choices: Mapping[str, Choice]  # of the cells that were tuned, by name
     rows: Sequence[Mapping[str, Any]]  # one for each cell and seed
-    cost: Cost
+    paces: Mapping[str, Sequence[float]]  # CPU seconds of a round and of a start, by cell
 
 
 def read_bakeoff(path: Path) -> BakeoffSpec:
@@ -220,21 +210,23 @@ def run_bakeoff(
         say(SPENDS_PRIVACY)
     if hint := no_model_acts({f"{cell.where}: {cell.who}": cell.config for cell in cells}):
         say(hint)
-    found = _planned(spec, cells, out, say)
+    paces = _paces(spec, cells, out, say)
+    rounds, runs, seconds = _cost(spec, cells, paces)
+    hours = seconds / 3600
     where, who = len({cell.where for cell in cells}), len({cell.who for cell in cells})
     say(
         f"{counted(len(cells), 'cell')} ({counted(where, 'situation')}, {counted(who, 'contender')}):"
-        f" {found.runs:,} runs, {found.rounds:,} rounds, about {found.core_hours:.2f} core-hours"
+        f" {runs:,} runs, {rounds:,} rounds, about {hours:.2f} core-hours"
         " as measured here"
     )
     if dry_run:
         return
-    if most_hours is not None and found.core_hours > most_hours:
+    if most_hours is not None and hours > most_hours:
         raise ConfigError(
-            f"about {found.core_hours:.1f} core-hours are more than {most_hours:g}; --yes starts it"
+            f"about {hours:.1f} core-hours are more than {most_hours:g}; --yes starts it"
         )
     choices: dict[str, Choice] = {}
-    rows: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for situation, group in itertools.groupby(cells, key=lambda cell: cell.where):
         here = list(group)
         say(f"{situation}: tuning {counted(sum(bool(cell.grid) for cell in here), 'contender')}")
@@ -259,8 +251,8 @@ def run_bakeoff(
         for cell in here:
             for seed in range(spec.seeds):
                 folder = out / "runs" / cell.name / f"seed-{seed}"
-                rows.append(_row(cell, seed, folder, sizes[cell.name]))
-        yield Bakeoff(spec, cells, choices, rows, found)
+                table.append(_row(cell, seed, folder, sizes[cell.name]))
+        yield Bakeoff(spec, cells, choices, table, paces)
 
 
 def _sizes(cells: Sequence[Cell]) -> dict[str, dict[str, int]]:
@@ -281,10 +273,30 @@ def _sizes(cells: Sequence[Cell]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _planned(
+def _cost(
+    spec: BakeoffSpec, cells: Sequence[Cell], paces: Mapping[str, Sequence[float]]
+) -> tuple[int, int, float]:
+    """The rounds, runs and CPU seconds of a whole bake-off."""
+    rounds = runs = 0
+    seconds = 0.0
+    for cell in cells:
+        tries = min(spec.tries, cell.tries)
+        own = cost(tries, search_steps(cell.config), FACTOR) + spec.seeds * cell.config.rounds
+        rounds, runs = rounds + own, runs + tries + spec.seeds
+        a_round, a_start = paces[cell.name]
+        seconds += own * a_round + (tries + spec.seeds) * a_start
+    return rounds, runs, seconds
+
+
+def _paces(
     spec: BakeoffSpec, cells: Sequence[Cell], out: Path, say: Callable[[str], None]
-) -> Cost:
-    """The cost, measured now or by the call that this one resumes; another file is refused."""
+) -> dict[str, tuple[float, ...]]:
+    """CPU seconds of a round and of a start by cell, measured now or by the call that this one
+    resumes; a folder of another file is refused.
+
+    Of many cells only such are run as bring a new value into their situation; the others are taken
+    to cost what the last of these did.
+    """
     asked = spec.model_dump(exclude={"seeds", "title", "note", "against", "along"})
     kept = read_json(out / "plan.json") or {}
     refuse(
@@ -294,35 +306,18 @@ def _planned(
         )
     )
     try:
-        paces = {cell.name: tuple(map(float, kept["seconds"][cell.name])) for cell in cells}
+        return {cell.name: tuple(map(float, kept["seconds"][cell.name])) for cell in cells}
     except (KeyError, TypeError, ValueError):
         say(f"measuring the cost of {counted(len(cells), 'cell')}")
-        paces = dict(_paces(cells))
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "plan.json", {"for": asked, "seconds": paces})
-    rounds = runs = 0
-    seconds = 0.0
-    for cell in cells:
-        tries = min(spec.tries, cell.tries)
-        own = cost(tries, search_steps(cell.config), FACTOR) + spec.seeds * cell.config.rounds
-        rounds, runs = rounds + own, runs + tries + spec.seeds
-        a_round, a_start = paces[cell.name]
-        seconds += own * a_round + (tries + spec.seeds) * a_start
-    return Cost(paces, rounds, runs, seconds / 3600)
-
-
-def _paces(cells: Sequence[Cell]) -> Iterator[tuple[str, tuple[float, float]]]:
-    """CPU seconds of a round and of a start, by the name of each cell.
-
-    Of many cells only such are run as bring a new value into their situation; the others are taken
-    to cost what the last of these did.
-    """
-    seen, last = set[tuple[str, str]](), (0.0, 0.0)
+    paces, seen, last = dict[str, tuple[float, ...]](), set[tuple[str, str]](), (0.0, 0.0)
     for cell in cells:
         values = {(cell.where, value) for value in cell.contender.values()}
         if len(cells) <= _MOST_PROBES or not values <= seen:
             seen, last = seen | values, pace_of(cell.config)
-        yield cell.name, last
+        paces[cell.name] = last
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "plan.json", {"for": asked, "seconds": paces})
+    return paces
 
 
 def pace_of(config: Config, clock: Callable[[], float] = time.process_time) -> tuple[float, float]:

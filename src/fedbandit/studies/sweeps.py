@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -102,22 +102,15 @@ class SweepSpec(BaseModel):
 
 @dataclass(frozen=True)
 class SweepGroup:
-    """The members that vary one start, and the grid they cover."""
+    """The members that vary one start, the grid they cover, and once they were run, their standings,
+    best first.
+    """
 
     start: str
     grid: dict[str, list[Any]]
     members: list[SearchCandidate]
-    rounds: (
-        int  # of the longest member; a privacy budget may end one before its configured last round
-    )
-
-
-@dataclass(frozen=True)
-class Result:
-    """The standings of a group's members, best first."""
-
-    group: SweepGroup
-    standings: list[Standing]
+    rounds: int  # of the longest; a privacy budget may end one before its configured last round
+    standings: Sequence[Standing] = ()
 
     @property
     def winner(self) -> Standing:
@@ -141,9 +134,7 @@ class Result:
     def edges(self) -> list[str]:
         """The axes on whose edge the winner lies."""
         return (
-            on_edge(self.winner.candidate.point, self.group.grid)
-            if self.winner.score > -math.inf
-            else []
+            on_edge(self.winner.candidate.point, self.grid) if self.winner.score > -math.inf else []
         )
 
 
@@ -244,7 +235,7 @@ def run_sweep(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
     keep: bool = True,
-) -> list[Result]:
+) -> list[SweepGroup]:
     """Run the sweep into `out` and rank each group; called again, it resumes where it stopped.
 
     All members are built and checked against their data before anything runs. The best member over
@@ -273,7 +264,7 @@ def run_sweep(
             say=lambda text: say(f"  {text}"),
             on_end=nobody if keep else _forget,
         )
-        results.append(Result(group, standings))
+        results.append(replace(group, standings=standings))
     best = max(results, key=lambda result: result.winner.score)
     (out / "winner.toml").unlink(missing_ok=True)  # of an earlier, smaller sweep
     if not best.why_no_winner:
@@ -290,11 +281,11 @@ def _forget(job: Job, ended: Ended) -> None:
 _SHOWN = 12  # members that pictures and the report of a sweep show
 
 
-def best_results(results: Sequence[Result], seeds: Sequence[int], out: Path) -> Results | None:
+def best_results(results: Sequence[SweepGroup], seeds: Sequence[int], out: Path) -> Results | None:
     """The runs of the best members that came furthest, named by their points; None for less than
     two members.
     """
-    start_of = {s.candidate.name: one.group.start for one in results for s in one.standings}
+    start_of = {s.candidate.name: one.start for one in results for s in one.standings}
     every = (s for result in results for s in result.standings if s.score > -math.inf)
     shown = sorted(every, key=lambda s: (-s.step, -s.score))[:_SHOWN]
     labels = {}
@@ -334,7 +325,7 @@ def _member(start: str, config: Config, point: dict[str, Any]) -> SearchCandidat
     return SearchCandidate(name_of(start, changed), changed.model_copy(update=same), point)
 
 
-def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
+def rows_of(results: Sequence[SweepGroup], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
     """One row per member and seed: its place, its reward and held-out metrics, the whole
     configuration.
     """
@@ -347,7 +338,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                 folder = member_folder(out, standing.candidate.name, seed)
                 rows.append(
                     {
-                        "start": result.group.start,
+                        "start": result.start,
                         "place": place,
                         "status": "stopped early" if status == "paused" else status,
                         "rounds_run": standing.rounds,
@@ -362,13 +353,13 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
     return rows
 
 
-def summary_text(results: Sequence[Result], top: int = 5) -> str:
+def summary_text(results: Sequence[SweepGroup], top: int = 5) -> str:
     """The best members of each group with what sets them apart, and a warning where a winner lies
     on an edge.
     """
     lines = []
     for result in results:
-        lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")
+        lines.append(f"{result.start}: {counted(len(result.standings), 'member')}")
         for standing in result.standings[:top]:
             point = "  ".join(
                 f"{key}={in_short(value)}" for key, value in standing.candidate.point.items()
