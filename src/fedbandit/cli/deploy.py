@@ -234,6 +234,7 @@ def rollback(
 
 
 def _say(text: str) -> None:
+    """Print a line with the time, at once: a service's log is read while it runs."""
     from fedbandit.core.logs import stamped
 
     print(stamped(text), flush=True)

@@ -70,7 +70,12 @@ class Answer:
 
 
 def numbers(option: str, text: str, kind: type[Any] = float) -> list[Any]:
-    """Numbers separated by commas, as an option gives them."""
+    """Numbers separated by commas, as an option gives them.
+
+    Examples:
+        >>> numbers("every", "1,5,20", int)
+        [1, 5, 20]
+    """
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
@@ -148,6 +153,7 @@ class _PlainHelp(click.Command):
     """Help as plain text; typer escapes brackets for rich even if it prints none of its markup."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Arguments, options and commands, as typer writes them."""
         write = formatter.write_dl
 
         def plain(rows: Sequence[tuple[str, str]], *more: int) -> None:
@@ -158,7 +164,12 @@ class _PlainHelp(click.Command):
 
 
 def _plain(text: str) -> str:
-    """A help text without the brackets that typer escapes for rich."""
+    """A help text without the brackets that typer escapes for rich.
+
+    Examples:
+        >>> _plain("Number of runs.  \\\\[default: (one per core)]")
+        'Number of runs.  [default: one per core]'
+    """
     return re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text.replace("\\[", "["))
 
 
@@ -181,6 +192,7 @@ class _Command(_PlainHelp, TyperCommand):
         self.params.append(TyperOption(param_decls=names, help=text, **more))
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; of an `Answer`, print and write what was asked for."""
         if not self._answers:
             return super().invoke(ctx)
         from fedbandit.core.files import to_json, write_text
@@ -221,6 +233,7 @@ class _TrustingCommand(_Command):
         self._add(["--trust"], text, type=str, multiple=True, metavar="MODULE:NAME")
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, trusting what was named and what stands on the command line."""
         given = ctx.params.pop("trust", None) or ()
         values = [v for value in ctx.params.values() for v in _texts(value)]
         words = [word for value in values for word in re.split(r"[\s=\"']+", value)]
@@ -230,7 +243,12 @@ class _TrustingCommand(_Command):
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts among the values of an option."""
+    """The texts among the values of an option.
+
+    Examples:
+        >>> _texts("one"), _texts(["one", 2]), _texts(None)
+        (['one'], ['one'], [])
+    """
     several = value if isinstance(value, list | tuple) else [value]
     return [one for one in several if isinstance(one, str)]
 

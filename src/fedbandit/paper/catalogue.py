@@ -123,6 +123,7 @@ def judge(
 
 
 def _finding(text: str, values: np.ndarray, speaks_for: float, speaks_against: float) -> Evidence:
+    """The mean of differences [seeds] with its error, and what speaks for and against."""
     mean = float(values.mean()) if len(values) else math.nan
     return Evidence(text, mean, standard_error(values), speaks_for, speaks_against)
 
@@ -135,6 +136,7 @@ def _within(text: str, values: np.ndarray, low: float, high: float) -> Evidence:
 
 
 def _allowed(*members: MemberResult) -> float:
+    """The gap that counts as none: a share of the largest reward among these."""
     return ALIKE * max((m.mean for m in members if m.final), default=math.nan)
 
 
@@ -228,7 +230,12 @@ def _smaller_rates(said: Sentence, *members: MemberResult) -> Evidence:
 
 
 def _binomial_tail(n: int, k: int) -> float:
-    """The chance of k or more heads among n fair coins."""
+    """The chance of k or more heads among n fair coins.
+
+    Examples:
+        >>> _binomial_tail(3, 2)
+        0.5
+    """
     return sum(math.comb(n, i) for i in range(k, n + 1)) / float(2**n)
 
 
@@ -338,6 +345,10 @@ def figure_names() -> list[str]:
 def matching(name: str) -> list[str]:
     """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of
     many clients.
+
+    Examples:
+        >>> matching("fig2")
+        ['fig2a', 'fig2b', 'fig2c', 'fig2d']
     """
     names = [*figure_names(), *OURS]
     found = [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
@@ -350,6 +361,13 @@ def matching(name: str) -> list[str]:
 def figure(name: str, family: Family | None = None) -> Figure:
     """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless
     asked for.
+
+    Examples:
+        >>> shown = figure("fig2c")
+        >>> shown.title, list(shown.members)[:2], shown.stated["softmax"]
+        ('Stack Overflow, init-shift', ['softmax', 'falcon'], 0.81)
+        >>> shown.sentences[0].words
+        'the exploration algorithms all reach significantly larger rewards'
     """
     named = [one for one in _figures() if one.name == name]
     return next((one for one in named if one.family == (family or "so")), named[0])

@@ -42,6 +42,7 @@ class FigureRequest:
     runner: Runner = HERE
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be run, before anything is."""
         minutes = 1.0 if self.tune_minutes is None else self.tune_minutes
         refuse(
             (self.seeds < 1, f"--seeds: should be at least 1, not {self.seeds}"),
@@ -90,6 +91,7 @@ def make_figure(
     }
 
     def folder(label: str) -> Path:
+        """Where a member's seeds lie: runs at published rates serve tuned figures, too."""
         kind = "published" if members[label] == published[label] else "tuned"
         return place / kind / keys[label]
 
@@ -217,6 +219,7 @@ def regime(dataset: FederatedDataset, config: Config) -> Regime:
 
 
 def _pool(phase: Phase) -> np.ndarray:
+    """The clients that a phase draws its cohorts from: int64 [clients]."""
     return np.asarray(phase.cohorts.pool)
 
 
@@ -238,6 +241,7 @@ def _choose(name: str, request: FigureRequest) -> tuple[Figure, FederatedDataset
 
 
 def _source(wanted: Figure, request: FigureRequest) -> str:
+    """The data asked for, or the embedded set that stands in for the paper's."""
     return request.data if request.data is not None else EMBEDDED[wanted.family]
 
 

@@ -100,6 +100,7 @@ class FigureRecord:
 
 
 def _result(member: Mapping[str, Any], tuned: bool) -> MemberResult:
+    """A member of a figure's file as the tests of sentences see it."""
     seeds = member["seeds"]
     periods = zip(seeds, member.get("propensity_by_period") or (), strict=False)
     rate = member.get("server.learning_rate") if tuned else None
@@ -209,7 +210,12 @@ def comparison_table(found: Sequence[RuleComparison]) -> str:
 
 
 def difference_text(verdict: FigureVerdict) -> str:
-    """The difference with its standard error: `+0.012 ± 0.003`, or a dash."""
+    """The difference with its standard error, or a dash.
+
+    Examples:
+        >>> difference_text(FigureVerdict("", "", "claim", 0.012, 0.003, 0.01, "agrees"))
+        '+0.012 ± 0.003'
+    """
     if not np.isfinite(verdict.difference):
         return "–"
     error = f" ± {verdict.error:.3f}" if np.isfinite(verdict.error) else ""
@@ -255,6 +261,10 @@ def effort_in_words(efforts: Mapping[str, Mapping[str, int]]) -> str:
     """The search behind a tuned comparison: points of the grid that each member has `looked_at`.
 
     Members with few tries beside the others are warned of.
+
+    Examples:
+        >>> effort_in_words({"falcon": {"looked_at": 72, "grid_points": 384}})
+        'grid points evaluated by tuning: falcon 72 of 384 (19%)'
     """
     counts = {label: (one["looked_at"], one["grid_points"]) for label, one in efforts.items()}
     said = [f"{label} {seen} of {of} ({seen / of:.0%})" for label, (seen, of) in counts.items()]
@@ -302,6 +312,7 @@ def chips(verdicts: Counter[str]) -> str:
 
 
 def _card(kept: FigureRecord, beside: Path) -> str:
+    """A figure's part of the page: the picture, its tally, and below it claims and numbers."""
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
     svg = kept.path.with_suffix(".svg")
     pictures = (kept.png, svg if svg.exists() else kept.png)
@@ -324,10 +335,12 @@ def _card(kept: FigureRecord, beside: Path) -> str:
 
 
 def _css(verdict: str) -> str:
+    """The class that a verdict has on the page."""
     return verdict.replace(" ", "-")
 
 
 def _html_table(found: Sequence[RuleComparison]) -> str:
+    """The comparisons as a table of the page, with its heading."""
     heads = "".join(f"<th>{h}</th>" for h in ("setting", "data", *RULES, "winner and margin"))
     rows = ""
     for one in found:
@@ -341,6 +354,7 @@ def _html_table(found: Sequence[RuleComparison]) -> str:
 
 
 def _bold(cell: str) -> str:
+    """A cell of the Markdown table for the page: its stars become bold type."""
     return f"<b>{cell.strip('*')}</b>" if cell.startswith("**") else cell
 
 

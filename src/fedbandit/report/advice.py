@@ -362,6 +362,11 @@ def _draw(held: Contest, out: Path) -> Path:
 
 
 def _inline(text: str) -> str:
-    """The little Markdown that advice has: bold and code."""
+    """The little Markdown that advice has: bold and code.
+
+    Examples:
+        >>> _inline("Deploy **greedy** in `init`")
+        'Deploy <strong>greedy</strong> in <code>init</code>'
+    """
     shown = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(text))
     return re.sub(r"`(.+?)`", r"<code>\1</code>", shown)

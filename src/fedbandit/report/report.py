@@ -99,7 +99,12 @@ def write_report(
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """Means of all values so far, [rounds]; rounds without a value are passed over."""
+    """Means of all values so far, [rounds]; rounds without a value are passed over.
+
+    Examples:
+        >>> _running_mean(np.array([1.0, np.nan, 3.0]))
+        array([1., 1., 2.])
+    """
     known = np.isfinite(values)
     averages: np.ndarray = np.cumsum(np.where(known, values, 0)) / np.maximum(np.cumsum(known), 1)
     return averages
@@ -294,6 +299,7 @@ def ranked(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """The groups, best first: those with finished runs, then the others by how well they do so far."""
 
     def rank(group: RunGroup) -> tuple[bool, float]:
+        """Whether any run has finished, and the mean reward of those, or of all so far."""
         chosen = group.finished or group.runs
         rewards = [value for run in chosen if not np.isnan(value := _reward(run.last))]
         return bool(group.finished), float(np.mean(rewards)) if rewards else -np.inf
@@ -401,7 +407,12 @@ def errors(title: str, said: Sequence[tuple[str, str]]) -> str:
 
 
 def section(title: str, body: str) -> str:
-    """A part of the page under its heading."""
+    """A part of the page under its heading.
+
+    Examples:
+        >>> section("Data & more", "<p>1</p>")
+        '<section><h2>Data &amp; more</h2><p>1</p></section>'
+    """
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
 
 
@@ -421,7 +432,12 @@ def html_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) 
 
 
 def _cell(column: str, text: str) -> str:
-    """A cell that knows the head of its column, which a phone shows beside it."""
+    """A cell that knows the head of its column, which a phone shows beside it.
+
+    Examples:
+        >>> _cell("reward", "0.5")
+        '<td class="number" data-head="reward">0.5</td>'
+    """
     return f'<td class="number" data-head="{escape(column)}">{escape(text)}</td>'
 
 
@@ -448,6 +464,7 @@ def parameters(groups: Sequence[RunGroup]) -> str:
 
 
 def _value(value: Any) -> str:
+    """A setting's value in a table."""
     return "not set" if value is None else in_short(value)
 
 
@@ -525,7 +542,12 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 def _shown(value: float) -> str:
-    """Four digits, or a dash for NaN."""
+    """Four digits, or a dash for NaN.
+
+    Examples:
+        >>> _shown(0.5), _shown(float("nan"))
+        ('0.5000', '–')
+    """
     return "–" if np.isnan(value) else f"{value:.4f}"
 
 

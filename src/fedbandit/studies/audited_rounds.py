@@ -100,6 +100,7 @@ class _Recording(ThreadEngine):
     asked: np.ndarray
 
     def run(self, work: Any, chunks: list[np.ndarray], *rest: Any) -> Iterator[Any]:
+        """The results of the chunks, as ever; whom they are about is kept."""
         self.asked = np.concatenate([np.zeros(0, np.int64), *chunks])
         return super().run(work, chunks, *rest)
 

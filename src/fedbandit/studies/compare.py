@@ -95,6 +95,7 @@ def run_members(
     places = {folder(label) / f"seed-{seed}": (label, seed) for label in members for seed in seeds}
 
     def tell(job: Job, ended: Ended) -> None:
+        """Say how a run of this call ended."""
         label, seed = places[job.folder]
         say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
 
@@ -174,6 +175,7 @@ def read_curves(
     shape = len(runs), len(runs[0]) if runs else 0
 
     def array(key: str) -> np.ndarray:
+        """A column of the metrics: float [seeds, rounds]."""
         return np.array([[line[key] for line in lines] for lines in runs], float).reshape(shape)
 
     known = seeds or tuple(range(len(runs)))
@@ -188,6 +190,11 @@ def rewards_table(
     """A text table of final running average rewards [seeds], a line per member.
 
     Mean, standard error, standard deviation, lowest and highest over seeds, and how many diverged.
+
+    Examples:
+        >>> print(rewards_table({"greedy": [0.25, 0.75]}, {"greedy": ()}))
+        policy    mean  ± s.e.     std  lowest  highest  seeds
+        greedy  0.5000  0.2500  0.3536  0.2500   0.7500      2
     """
     lines = [[first, "mean", "± s.e.", "std", "lowest", "highest", "seeds", ""]]
     for label, every in rewards.items():
@@ -275,7 +282,13 @@ def read_members(
 
 
 def labels_of(members: Mapping[str, Config], given: Given) -> dict[str, str]:
-    """Labels of the members by folder: a name of the user's, or the words that were typed."""
+    """Labels of the members by folder: a name of the user's, or the words that were typed.
+
+    Examples:
+        >>> given = ["so-init-greedy", "so-init-softmax policy.beta=0.5"]
+        >>> labels_of(members_of(given), given)["so-init-softmax,policy.beta=0.5"]
+        'so-init-softmax policy.beta=0.5'
+    """
     names = list(given) if isinstance(given, Mapping) else [_typed(one) for one in given]
     return {folder: name or folder for folder, name in zip(members, names, strict=True)}
 
@@ -294,6 +307,10 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
     Names are those of a dictionary, or what the user wrote: `so-scratch-softmax,policy.beta=0.5`.
     Two configurations that differ in nothing are refused, since their comparison would mean
     nothing.
+
+    Examples:
+        >>> list(members_of(["so-init-greedy", "so-init-softmax policy.beta=0.5"], {"rounds": 20}))
+        ['so-init-greedy', 'so-init-softmax,policy.beta=0.5']
     """
     pairs = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
     refuse((not pairs, "compare: name at least one configuration"))
@@ -336,7 +353,12 @@ def check_comparison(
 
 
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds, given as they are or as their number."""
+    """The seeds, given as they are or as their number.
+
+    Examples:
+        >>> seeds_of(3), seeds_of([7, 8, 7])
+        ([0, 1, 2], [7, 8])
+    """
     every = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     refuse(
         (
@@ -360,7 +382,12 @@ def described(text: str) -> Config:
 
 
 def folder_name(name: str) -> str:
-    """A name as a folder's: no part of it may lead elsewhere."""
+    """A name as a folder's: no part of it may lead elsewhere.
+
+    Examples:
+        >>> folder_name("softmax, importance weights"), folder_name("../elsewhere")
+        ('softmax,-importance-weights', '..-elsewhere')
+    """
     cleaned = "".join(
         "-" if character in "/\\:*?\"'<>|" or character.isspace() else character
         for character in name

@@ -59,6 +59,7 @@ class DriftStudy:
     settings: tuple[tuple[str, Any], ...] = ()  # any further value of the configuration
 
     def __post_init__(self) -> None:
+        """Refuse settings that the study decides, and changes that lie too close together."""
         apart = [later - earlier for earlier, later in pairwise([1, *self.at, self.rounds + 1])]
         refuse(
             *(

@@ -130,9 +130,11 @@ class Evaluation:
     chosen: str | None = None
 
     def __getitem__(self, estimator: str) -> Estimate:
+        """The estimate of one estimator, by its name: `found["snips"]`."""
         return self.estimates[estimator]
 
     def __repr__(self) -> str:
+        """Cautions first, then what the log is, a line for each estimate, and warnings."""
         first, several = next(iter(self.estimates.values())), len(self.estimates) > 1
         who = f"{first.events} events of {first.clients} clients"
         size, weight = first.effective_sample_size, first.mean_weight

@@ -188,6 +188,7 @@ def _cross_fitted(
     split, predictor = dataset.train, experiment.bandit.work.predictor
 
     def predict(rows: np.ndarray) -> np.ndarray:
+        """Rewards of every action in these rows [n], each by the half that its client is not in."""
         contexts = split.contexts(rows)
         from_first, from_second = (predictor.predict(weights, contexts).mean for weights in fitted)
         early, shown = rows < split.offsets[middle], contexts.candidates

@@ -102,7 +102,12 @@ def find_clip_norm(
 
 
 def _rates_around(rate: float) -> list[float]:
-    """A rate with its lower and upper neighbour in 1, 2, 5, 10, 20, ..."""
+    """A rate with its lower and upper neighbour in 1, 2, 5, 10, 20, ...
+
+    Examples:
+        >>> _rates_around(0.05)
+        [0.02, 0.05, 0.1]
+    """
     ladder = one_two_five(f"{rate / 11!r}..{rate * 11!r}")
     nearest = int(np.argmin(np.abs(np.log(np.array(ladder) / rate))))
     return ladder[nearest - 1 : nearest + 2]
@@ -166,7 +171,11 @@ class Compared:
 
 
 def compare_mechanisms(config: Config, population: int) -> list[Compared]:
-    """All mechanisms that fit, at the configuration's budget, the one with the least error first."""
+    """All mechanisms that fit, at the configuration's budget, the one with the least error first.
+
+    Each has the noise that its own accounting asks for at the same epsilon, so their errors can be
+    compared: what noise leaves in the weights, through the momentum of the server.
+    """
     momentum = server_momentum(config)
     found = []
     for one in candidates(config, population, pretrained=False):

@@ -68,6 +68,7 @@ def estimated_regret(
     clients = experiment.bandit.cohorts.pool
 
     def value(policy: Policy, model: np.ndarray) -> float:
+        """The expected reward of a policy with a model's weights [P], over all clients."""
         predict = work.predictions(model)
         return policy_value(work.split, clients, policy, predict, rewards, stage.available)
 
@@ -213,7 +214,12 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
 
 
 def with_ones(contexts: np.ndarray) -> np.ndarray:
-    """Contexts [n, d] with a last column of ones, for the bias: float64 [n, d + 1]."""
+    """Contexts [n, d] with a last column of ones, for the bias: float64 [n, d + 1].
+
+    Examples:
+        >>> with_ones(np.array([[0.5, 0.25]]))
+        array([[0.5 , 0.25, 1.  ]])
+    """
     return np.column_stack([contexts, np.ones(len(contexts))])
 
 
@@ -397,6 +403,7 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
         axes.plot(every, exact, ":", label=f"{label}, exact oracle", **hollow)
 
     def measured(axes: Any, policy: str, key: str, **style: Any) -> None:
+        """Means over seeds with one standard deviation."""
         values = [row.by_seed(key) for row in rows if row.policy == policy]
         means, spreads = [float(one.mean()) for one in values], [_spread(one) for one in values]
         axes.errorbar(every, means, spreads, fmt="o-", capsize=3, **style)

@@ -136,6 +136,11 @@ def rungs(rounds: int, factor: int, shortest: int) -> list[int]:
 def search_steps(config: Config) -> list[int]:
     """The rungs of a configuration's search: none before two deployments, since nothing acts on
     what was learned before the first.
+
+    Examples:
+        >>> from fedbandit import preset
+        >>> search_steps(preset("so-init-shift-deploy40-softmax"))
+        [167, 500, 1500]
     """
     shortest = max(2 * config.deploy_every, config.rounds // 9)
     return rungs(config.rounds, FACTOR, min(config.rounds, shortest))
@@ -209,7 +214,11 @@ def races(
 
 
 def best_first(standings: Iterable[Standing]) -> list[Standing]:
-    """By the rounds that candidates were given, then by reward; the diverged last."""
+    """By the rounds that candidates were given, then by reward; the diverged last.
+
+    A candidate that was kept for more rounds stands before any that was given up earlier, whatever
+    the rewards: running averages of different lengths cannot be compared.
+    """
     return sorted(standings, key=lambda s: (-s.step if s.score > -math.inf else 0, -s.score))
 
 
@@ -228,6 +237,12 @@ def appendix(family: str, config: Config) -> dict[str, list[Any]]:
     """The paper's grid for a configuration: learning rates, and the parameters of its policy.
 
     `family` is "emnist" or "so".
+
+    Examples:
+        >>> from fedbandit import preset
+        >>> grid = appendix("so", preset("so-init-softmax"))
+        >>> grid["policy.beta"], len(points(grid))
+        ([0.02, 0.05, 0.1], 192)
     """
     refuse((family not in RATES, f"appendix: should be {' or '.join(RATES)}, not {family!r}"))
     grid = {key: values_of(key, values) for key, values in RATES[family].items()}
@@ -268,7 +283,12 @@ def one_two_five(text: str) -> list[float]:
 
 
 def values_of(key: str, values: Any) -> list[Any]:
-    """The values of one axis: a list, a single value, or the short form `"0.02..5"`."""
+    """The values of one axis: a list, a single value, or the short form `"0.02..5"`.
+
+    Examples:
+        >>> values_of("policy.beta", "0.05..0.5"), values_of("policy.beta", 1)
+        ([0.05, 0.1, 0.2, 0.5], [1])
+    """
     if isinstance(values, str) and ".." in values:
         return one_two_five(values)
     if isinstance(values, list | tuple):
@@ -374,7 +394,12 @@ class Choice:
         return found if same and signed in (None, _digest(kept)) else None
 
     def in_words(self) -> str:
-        """The point and the share of the grid that was looked at."""
+        """The point and the share of the grid that was looked at.
+
+        Examples:
+            >>> Choice({"policy.beta": 0.1}, looked_at=9, grid_points=36).in_words()
+            'beta=0.1 (9 of 36 points of the grid, 25%)'
+        """
         share = f", {self.looked_at / self.grid_points:.0%}" if self.grid_points else ""
         covered = f"{self.looked_at} of {self.grid_points} points of the grid{share}"
         return f"{point_in_words(self.point)} ({covered})"
@@ -493,7 +518,12 @@ def _chosen(
 
 
 def _wider(grid: Grid, point: Mapping[str, Any]) -> Grid:
-    """The grid with the point's values on its axes."""
+    """The grid with the point's values on its axes.
+
+    Examples:
+        >>> _wider({"rate": [0.1, 0.2]}, {"rate": 0.5})
+        {'rate': [0.1, 0.2, 0.5]}
+    """
     new = {axis: [point[axis]] for axis in grid if axis in point}
     return {axis: [*dict.fromkeys([*values, *new.get(axis, [])])] for axis, values in grid.items()}
 
@@ -507,7 +537,12 @@ def _candidate(config: Config, point: dict[str, Any]) -> SearchCandidate:
 
 
 def point_in_words(point: Mapping[str, Any]) -> str:
-    """A point in few characters: `client=0.5 server=0.05 beta=0.1`."""
+    """A point in few characters.
+
+    Examples:
+        >>> point_in_words({"client.learning_rate": 0.5, "policy.beta": 0.1})
+        'client=0.5 beta=0.1'
+    """
     short = {"client.learning_rate": "client", "server.learning_rate": "server"}
     return " ".join(
         f"{short.get(key, key.removeprefix('policy.').removeprefix('algorithm.'))}={in_short(value)}"
@@ -561,6 +596,12 @@ def scaled(config: Config, scale: float) -> Config:
     A shorter pre-training would be another initial model, and rules compare differently from there.
     A shortened run looks at held-out data only at its end; after each of its short periods would be
     most of its work.
+
+    Examples:
+        >>> from fedbandit import preset
+        >>> short = scaled(preset("so-init-shift-softmax"), 0.1)
+        >>> short.rounds, short.deploy_every, short.pretraining.rounds
+        (150, 20, 100)
     """
     if scale == 1:
         return config

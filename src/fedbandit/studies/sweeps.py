@@ -75,6 +75,7 @@ class SweepSpec(BaseModel):
     @field_validator("seeds", "start")
     @classmethod
     def _each_once(cls, given: Any) -> Any:
+        """Refuse a seed or a start that is named twice: it would be counted twice."""
         if isinstance(given, list) and any(one in given[:i] for i, one in enumerate(given)):
             raise ValueError("names one twice")
         return given
@@ -302,7 +303,11 @@ def member_folder(out: Path, name: str, seed: int) -> Path:
 
 
 def _steps(group: SweepGroup, halving: Halving | None) -> list[int]:
-    """The rounds after which the group's members are compared."""
+    """The rounds after which the group's members are compared.
+
+    Without halving that is once, at the end; with it never before two deployments, since until the
+    first nothing acts on what was learned.
+    """
     if halving is None:
         return [group.rounds]
     period = max(member.config.deploy_every for member in group.members)
@@ -311,7 +316,11 @@ def _steps(group: SweepGroup, halving: Halving | None) -> list[int]:
 
 
 def name_of(start: str, config: Config) -> str:
-    """A folder's name for the runs of a configuration, the same whatever their seed."""
+    """A folder's name for the runs of a configuration, the same whatever their seed.
+
+    It ends with a digest of everything that is set, so that a grid may be extended: members that
+    were there keep their folders.
+    """
     identity = {**config.identity(), "seed": None}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
     return f"{Path(start).stem}-{digest}"

@@ -283,7 +283,12 @@ def to_linear_json(model: DeviceModel) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """A varint: seven bits a byte, the lowest first."""
+    """A varint: seven bits a byte, the lowest first.
+
+    Examples:
+        >>> _number(300).hex()
+        'ac02'
+    """
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -292,7 +297,12 @@ def _number(value: int) -> bytes:
 
 
 def _message(*fields: tuple[int, Any]) -> bytes:
-    """Fields by number: whole numbers, texts, bytes of a message; None is left out."""
+    """Fields by number: whole numbers, texts, bytes of a message; None is left out.
+
+    Examples:
+        >>> _message((1, 150), (2, "ok"), (3, None)).hex()
+        '08960112026f6b'
+    """
     out = []
     for number, value in fields:
         if isinstance(value, int):

@@ -98,6 +98,11 @@ EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon
 def exploration_around(config: Config) -> list[float]:
     """Half of what the configuration's policy explores, as much, and twice as much, in its own
     parameter.
+
+    Examples:
+        >>> from fedbandit import preset
+        >>> exploration_around(preset("so-init-softmax"))  # beta
+        [0.025, 0.05, 0.1]
     """
     name, _ = _parameter(config)
     now = float(getattr(build_policy(config), name))
@@ -287,10 +292,12 @@ class Check:
 
     @property
     def chosen(self) -> float:
+        """What the choice earned, over all seeds."""
         return float(self.rewards[self.position])
 
     @property
     def best(self) -> float:
+        """What the best candidate earned, over all seeds."""
         return float(self.rewards.max())
 
     @property
@@ -363,7 +370,12 @@ def in_words(tuned: Tuned, found: Check | None) -> str:
 
 
 def _short(key: str) -> str:
-    """A setting in few characters: `client rate`, `beta`."""
+    """A setting in few characters.
+
+    Examples:
+        >>> _short("client.learning_rate"), _short("policy.beta")
+        ('client rate', 'beta')
+    """
     return key.removeprefix("policy.").replace(".learning_rate", " rate")
 
 
