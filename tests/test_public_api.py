@@ -27,14 +27,22 @@ MODULES = [
     "data.writer",
     "deploy.device.device_identity",
     "deploy.device.log",
+    "cli.help",
     "deploy.device.model_files",
     "deploy.flower.processes",
     "deploy.masking.masked_sum",
     "deploy.masking.primitives",
     "deploy.messages",
     "deploy.secure_sums",
+    "paper.catalogue",
+    "paper.records",
+    "report.advice",
+    "report.report",
     "results.differences",
+    "studies.compare",
     "studies.search",
+    "studies.trained_models",
+    "studies.tuning",
 ]
 MODULE_EXAMPLES = ["environments", "ope", "privacy", "theory"]
 EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), *MODULE_EXAMPLES]
