@@ -389,6 +389,13 @@ class Config(_Section):
         named = [getattr(getattr(self, section), key) for section, key, _, _ in PARTS]
         return [*named, self.scenario, self.pretraining.server_optimizer or self.server.optimizer]
 
+    def part(self, section: str) -> tuple[str, Any, dict[str, Any]]:
+        """The part that a section names: the key of its name, what makes it, and its parameters."""
+        key, module = next(one[1:3] for one in PARTS if one[0] == section)
+        chosen, path = getattr(self, section), f"{section}.{key}"
+        built_in = importlib.import_module(module).BUILT_IN
+        return path, resolve(path, getattr(chosen, key), built_in), chosen.parameters
+
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

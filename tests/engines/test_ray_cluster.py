@@ -48,11 +48,9 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
     engine = RayEngine(address=cluster.address)
     try:
         assert engine.workers == 2
-        ray.get(list(engine._pool.starting))
+        ray.get(list(engine._calls))
         node = lambda worker: __import__("ray").get_runtime_context().get_node_id()  # noqa: E731 - sent by value
-        places = {
-            ray.get(worker.__ray_call__.remote(node)) for worker in engine._pool.starting.values()
-        }
+        places = {ray.get(worker.__ray_call__.remote(node)) for worker in engine._alive}
         assert len(places) == 2
         rounds = iter(simulate(CONFIG, dataset, engine=engine))
         seen = [json.dumps(next(rounds)) for _ in range(2)]

@@ -179,7 +179,7 @@ class Killing:
 
     def run(self, work, chunks, broadcast, memory=None):
         if broadcast.round in self.rounds and not work.supervised:
-            victim = self.engine._pool.ready[-1]
+            victim = self.engine._idle()[-1]
             process = ray.get(victim.__ray_call__.remote(lambda worker: os.getpid()))
             os.kill(process, signal.SIGSTOP)
             threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
@@ -308,9 +308,9 @@ def test_workers_execute_an_edited_part_as_it_is_now(
         (own_parts / "part_on_ray.py").write_text(
             PART.format(action=3)
         )  # the driver has executed another file
-        for worker in engine._pool.ready:  # they have the right one
+        for worker in engine._alive:  # they have the right one
             ray.kill(worker)
-        engine._pool.ready.clear()
+        engine._alive.clear()
         for _ in range(2):
             engine._start_worker()
         with pytest.raises(ConfigError, match=r"part_on_ray\.py: is other code on this machine"):

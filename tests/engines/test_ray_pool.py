@@ -113,8 +113,9 @@ def a_round(engine, number, chunks=8):
 
 def until_started(engine):
     """Workers start when they like; a round later at most they are ready."""
-    for call in engine._pool.starting:
-        call.result(60)
+    for call, what in engine._calls.items():
+        if what.part is None:
+            call.result(60)
 
 
 def test_a_machine_that_joins_gets_work_in_the_next_round(cluster):
@@ -152,9 +153,9 @@ def test_a_part_that_is_late_is_given_out_again(cluster, lost):
     held.set()
     del FakeRay.holds[1]
     ends = time.monotonic() + 60
-    while engine._pool.late and time.monotonic() < ends:
+    while not all(call.part is None for call in engine._calls.values()) and time.monotonic() < ends:
         a_round(engine, 4)
     until_started(engine)
     a_round(engine, 5)
-    assert len(engine._pool.ready) == 2
+    assert len(engine._idle()) == 2
     assert engine.traffic.replaced == int(lost)

@@ -23,13 +23,13 @@ from fedbandit.assembly.parts import (
     build_cohorts,
     build_objective,
     build_optimizer,
+    build_part,
     build_policy,
     build_stages,
     check_memory,
     check_personal,
     pretraining_clipping,
     pretraining_cohort,
-    require_methods,
     target_objective,
     tried,
     try_algorithm,
@@ -43,7 +43,6 @@ from fedbandit.core.parts import construct, resolve
 from fedbandit.core.randomness import Purpose, Secret, bits
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
-from fedbandit.environments import BUILT_IN as ENVIRONMENTS
 from fedbandit.environments import Environment, Met, Scenario, Stage, highest
 from fedbandit.environments.scenarios import BUILT_IN as SCENARIOS
 from fedbandit.environments.scenarios import drift
@@ -398,12 +397,9 @@ def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
         raise ConfigError(
             f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario"
         )
-    world = resolve("environment.name", chosen.name, ENVIRONMENTS)
 
     def over(labels: Environment) -> Environment:
-        made: Environment = construct("environment", world, chosen.parameters, labels, header)
-        require_methods("environment.name", made, "rewards", "expected")
-        return made
+        return build_part(config, "environment", labels, header)  # type: ignore[no-any-return]
 
     before = scenario.pretraining
     scenario = replace(

@@ -32,7 +32,6 @@ from fedbandit.federated.pipeline import (
     described,
     zeros_to_send,
 )
-from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
 from fedbandit.federated.server import NoOpOptimizer, PlainMean
@@ -69,6 +68,29 @@ def tried(what: str, mistakes: tuple[type[Exception], ...] = _MISTAKES) -> Itera
         if (place := place_of(error)) is None or package in EXTRA_OF:  # which the command names
             raise
         raise ConfigError(f"{what}: {place}: {type(error).__name__}: {error}") from error
+
+
+_METHODS = {
+    "environment": ("rewards", "expected"),
+    "objective": ("loss",),
+    "algorithm": ("init", "broadcast", "train", "step", "model"),
+    "compression": ("encode", "decode"),
+    "aggregation": ("combine",),
+}  # that a part of each section must have
+
+
+def build_part(
+    config: Config, section: str, *leading: Any, told: Mapping[str, Any] | None = None
+) -> Any:
+    """The part that a section names, built in or a user's own; refused if a method is missing.
+
+    `leading` and `told` are as in `construct`: what comes from elsewhere than the configuration.
+    """
+    path, make, parameters = config.part(section)
+    part = construct(section, make, parameters, *leading, told=told)
+    if make not in (compression.no_compression, PlainMean):  # these stand for no part at all
+        require_methods(path, part, *_METHODS[section])
+    return part
 
 
 def build_policy(config: Config) -> Policy:
@@ -145,7 +167,6 @@ def build_algorithm(
     runs `on_devices`.
     """
     path, name = "algorithm.name", config.algorithm.name
-    make = resolve(path, name, algorithms.BUILT_IN)
     told = {
         "data": data,
         "layout": layout,
@@ -154,10 +175,7 @@ def build_algorithm(
         "plan": plan,
         "on_devices": on_devices,
     }
-    algorithm: Algorithm = construct(
-        "algorithm", make, config.algorithm.parameters, optimizer, told=told
-    )
-    require_methods(path, algorithm, "init", "broadcast", "train", "step", "model")
+    algorithm: Algorithm = build_part(config, "algorithm", optimizer, told=told)
     sends = getattr(algorithm, "sends", None)
     if not (isinstance(sends, Mapping) and sends):
         raise ConfigError(f"{path}: {name} does not say in `sends` what clients send")
@@ -197,8 +215,7 @@ def acting_model_of(config: Config, data: DataSpec) -> Trainable:
     written.
     """
     trainable = Trainable.of(config.model.described, data)
-    make = resolve("algorithm.name", config.algorithm.name, algorithms.BUILT_IN)
-    if not (config.training and hasattr(make, "deploys")):
+    if not (config.training and hasattr(config.part("algorithm")[1], "deploys")):
         return trainable
     objective, _ = build_objective(config, lambda: 1.0)
     algorithm = build_algorithm(config, NoOpOptimizer(), data, trainable.layout, objective)
@@ -256,12 +273,8 @@ def try_algorithm(
 
 def build_stages(config: Config) -> tuple[CompressionStage, ...]:
     """The stages that compress updates; none unless a configuration names one."""
-    make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
-    stage: CompressionStage = construct("compression", make, config.compression.parameters)
-    if make is compression.no_compression:
-        return ()
-    require_methods("compression.name", stage, "encode", "decode")
-    return (stage,)
+    stage = build_part(config, "compression")
+    return () if stage is None else (stage,)
 
 
 def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray) -> PlainMean:
@@ -269,11 +282,9 @@ def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray)
     take too much.
     """
     path, name = "aggregation.name", config.aggregation.name
-    make = resolve(path, name, AGGREGATIONS)
-    made = construct("aggregation", make, config.aggregation.parameters)
+    made = build_part(config, "aggregation")
     if name == "mean":
         return PlainMean()
-    require_methods(path, made, "combine")
     if config.privacy.mechanism != "none":
         mechanism = f"privacy.mechanism = {config.privacy.mechanism!r}"
         hidden = f"{mechanism} adds noise to the sum and vouches for nothing else"
@@ -332,17 +343,12 @@ def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objecti
     """The objective, and the parameters it was made with; `scale()` is that of importance weights
     unless one is set.
     """
-    make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
-    parameters = config.objective.parameters
-    if (
-        isinstance(make, type)
-        and issubclass(make, objectives.WeightedRegression)
-        and "scale" not in parameters
-    ):
-        parameters["scale"] = scale()
-    objective: Objective = construct("objective", make, parameters)
-    require_methods("objective.name", objective, "loss")
-    return objective, parameters
+    _, make, parameters = config.part("objective")
+    weighted = isinstance(make, type) and issubclass(make, objectives.WeightedRegression)
+    if weighted and "scale" not in parameters:
+        chosen = config.objective.model_copy(update={"scale": scale()})
+        config = config.model_copy(update={"objective": chosen})
+    return build_part(config, "objective"), config.objective.parameters
 
 
 def target_objective(

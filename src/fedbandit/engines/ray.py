@@ -6,9 +6,9 @@ Workers make the work themselves from a recipe; what travels are weights out and
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -158,32 +158,16 @@ class _Part:
     chunks: list[int]
     attempts: int = 0  # that a worker has died on
     copies: int = 0  # given out so far
-    done: bool = False
+    done: bool = False  # or not wanted any more: its round is over
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A part that a worker has been given, and when (`time.monotonic`)."""
+    """What a worker is doing, and since when (`time.monotonic`)."""
 
     worker: Any
-    part: _Part
+    part: _Part | None  # None: it is starting
     started: float
-
-
-@dataclass
-class _Pool:
-    """The workers: those that can be given work, that are starting, and that are late.
-
-    A late one still works on a part of an earlier round, which others have done since.
-    """
-
-    ready: list[Any] = field(default_factory=list)
-    starting: dict[Any, Any] = field(default_factory=dict)  # call -> worker
-    late: dict[Any, Any] = field(default_factory=dict)  # call -> worker
-
-    def everybody(self) -> list[Any]:
-        """All workers, whatever they do."""
-        return [*self.ready, *self.starting.values(), *self.late.values()]
 
 
 class RayEngine:
@@ -192,7 +176,7 @@ class RayEngine:
 
     Machines that join get work in the next round. A part that takes twice as long as the slowest
     one so far is given to an idle worker too, and the first answer counts: a lost machine costs a
-    round no more than that.
+    round no more than that. A worker that is late with a part gets no other until that ends.
     """
 
     def __init__(self, *, address: str | None = None, workers: int | None = None) -> None:
@@ -201,19 +185,18 @@ class RayEngine:
         One worker per core of the cluster, unless `workers` says otherwise. Workers open the data
         set themselves: it must lie under the same path on every machine, or be an embedded one.
         """
-        ray = load_ray()
-        self._owns_cluster = join(ray, address, workers)
-        self._ray = ray
-        self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
-        self._pool = _Pool()
+        self._ray = load_ray()
+        self._owns_cluster = join(self._ray, address, workers)
+        self._remote = self._ray.remote(num_cpus=1, max_restarts=0)(Worker)
+        self._alive: list[Any] = []  # workers, also those that are starting
+        self._calls: dict[Any, _Call] = {}  # what is under way; who is not in it is idle
         self._put: dict[str, tuple[np.ndarray, Any]] = {}  # weights, and where they were put
         self._rounds = 0
         self.traffic = Traffic()
-        self._asked, self.workers = workers, workers or max(1, cores_of(ray))
+        self._asked, self.workers = workers, workers or 0
         self._slowest: float | None = None  # seconds of a part in this round, once one is back
         self._before: float | None = None  # as it was in the round before
-        for _ in range(self.workers):
-            self._start_worker()
+        self._grow()
 
     def run(
         self,
@@ -230,8 +213,8 @@ class RayEngine:
         self._grow()
         self._before, self._slowest = self._slowest or self._before, None
         description, weights = work.description, self._put_weights(broadcast)
-        waiting = deque(self._parts(work, chunks))
-        under_way: dict[Any, _Call] = {}
+        parts = self._parts(work, chunks)
+        waiting = deque(parts)
         results: dict[int, ChunkResult] = {}
 
         def give(part: _Part, worker: Any) -> None:
@@ -239,30 +222,32 @@ class RayEngine:
             own = [{} if memory is None else memory.read(c, broadcast.round) for c in given]
             call = worker.work.remote(work.recipe, description, given, weights, own)
             part.copies += 1
-            under_way[call] = _Call(worker, part, time.monotonic())
+            self._calls[call] = _Call(worker, part, time.monotonic())
 
         try:
             for due in range(len(chunks)):
                 while due not in results:
-                    busy = [call.worker for call in under_way.values()]
-                    idle = [w for w in self._pool.ready if all(w is not other for other in busy)]
+                    idle = self._idle()
                     while waiting and idle:
                         give(waiting.popleft(), idle.pop())
-                    for part in self._late_parts(under_way):
+                    for part in self._late_parts():
                         if idle:
                             give(part, idle.pop())
                             self.traffic.given_again += 1
-                    self._await_one(under_way, waiting, results, bool(idle))
+                    for i, answer in self._await_one(waiting, bool(idle)):
+                        self.traffic.sums += _bytes(answer.sent)
+                        results[i] = answer
                 yield results.pop(due)
         finally:
-            self._leave(under_way)
+            for part in parts:
+                part.done = True
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started for this run."""
-        for worker in self._pool.everybody():
+        for worker in self._alive:
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(worker)
-        self._pool = _Pool()
+        self._alive, self._calls = [], {}
         if self._owns_cluster:
             self._ray.shutdown()
 
@@ -275,134 +260,116 @@ class RayEngine:
         return [_Part(longest_first[first::count]) for first in range(count)]
 
     def _grow(self) -> None:
-        """Ask for workers on cores that have joined since; those that have started are ready."""
+        """Ask for workers on cores that have joined since."""
         if self._asked is None:
             # Cores of machines that are gone leave the list when Ray has noticed.
             self.workers = max(1, cores_of(self._ray))
-        for _ in range(self.workers - len(self._pool.everybody())):
+        for _ in range(self.workers - len(self._alive)):
             self._start_worker()
-        calls = [*self._pool.starting, *self._pool.late]
-        for call in self._ray.wait(calls, num_returns=len(calls), timeout=0)[0] if calls else ():
-            self._welcome(call)
 
-    def _leave(self, under_way: Mapping[Any, _Call]) -> None:
-        """End the round: who still works on a copy of a part gets no work until that ends."""
-        for call, given in under_way.items():
-            self._pool.ready = [other for other in self._pool.ready if other is not given.worker]
-            self._pool.late[call] = given.worker
+    def _start_worker(self) -> None:
+        """Ask the cluster for one worker more."""
+        worker = self._remote.remote()
+        self._alive.append(worker)
+        self._calls[worker.ready.remote()] = _Call(worker, None, time.monotonic())
+
+    def _idle(self) -> list[Any]:
+        """The workers that have started and have nothing to do."""
+        busy = [call.worker for call in self._calls.values()]
+        return [w for w in self._alive if all(w is not other for other in busy)]
+
+    def _under_way(self) -> list[_Call]:
+        """The calls of this round that somebody waits for."""
+        return [call for call in self._calls.values() if call.part and not call.part.done]
 
     def _limit(self) -> float:
         """The seconds after which a part is late; infinite before the first one has come back."""
         slowest = self._before if self._slowest is None else self._slowest
         return inf if slowest is None else max(_LEAST_LATE, 2 * slowest)
 
-    def _late_parts(self, under_way: Mapping[Any, _Call]) -> list[_Part]:
+    def _late_parts(self) -> list[_Part]:
         """Parts that one worker has had for too long, and nobody else yet."""
-        now, limit = time.monotonic(), self._limit()
-        late = [one.part for one in under_way.values() if now - one.started >= limit]
-        return [part for part in late if not part.done and part.copies == 1]
+        since = time.monotonic() - self._limit()
+        late = [call.part for call in self._under_way() if call.started <= since]
+        return [part for part in late if part is not None and part.copies == 1]
 
-    def _patience(self, under_way: Mapping[Any, _Call], idle: bool) -> float | None:
+    def _patience(self, idle: bool) -> float | None:
         """The seconds to wait for an answer: until a part is late for which somebody is idle."""
-        if not under_way:
+        if not (calls := self._under_way()):
             return _START_SECONDS
-        starts = [one.started for one in under_way.values() if one.part.copies == 1]
+        starts = [call.started for call in calls if call.part and call.part.copies == 1]
         if not idle or not starts or self._limit() == inf:
             return None
         return max(0.0, min(starts) + self._limit() - time.monotonic())
 
-    def _await_one(
-        self,
-        under_way: dict[Any, _Call],
-        waiting: deque[_Part],
-        results: dict[int, ChunkResult],
-        idle: bool,
-    ) -> None:
-        """Wait until something happens: a part's sums come back or are late, a worker is new, is
-        back from an earlier round, or has died.
+    def _await_one(self, waiting: deque[_Part], idle: bool) -> Iterable[tuple[int, ChunkResult]]:
+        """Wait until something happens; the chunks of a part that has come back, with their sums.
+
+        Nothing where a part is late, a worker is new, is back from an earlier round, or has died:
+        then it is replaced, and its part waits for another.
         """
         ray = self._ray
-        calls = [*under_way, *self._pool.starting, *self._pool.late]
-        done, _ = ray.wait(calls, num_returns=1, timeout=self._patience(under_way, idle))
-        if not done:
-            if under_way:
-                return
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=self._patience(idle))
+        if not done and not self._under_way():
             raise FedbanditError(
                 f"ray: no worker could be started within {_START_SECONDS:.0f} s; has the cluster"
                 " free cores?"
             )
-        call = done[0]
-        given = under_way.pop(call, None)
-        if given is None:
-            self._welcome(call)
-            return
-        part = given.part
+        if not done:
+            return ()
+        call = self._calls.pop(done[0])
+        part, wanted = call.part, call.part is None or not call.part.done
         try:
-            answers = ray.get(call)
+            answers = ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
-            raise original(error) from None
-        except ray.exceptions.RayError as error:
-            self._replace(given.worker, error)
-            part.attempts += 1
-            if part.attempts >= _MOST_ATTEMPTS:
-                raise FedbanditError(
-                    f"ray: {part.attempts} workers died on the same clients: {error}"
-                ) from None
-            if not part.done and all(other.part is not part for other in under_way.values()):
-                part.copies = 0
-                waiting.appendleft(part)
-            return
-        if part.done:
-            return  # a copy was faster
-        part.done = True
-        self._slowest = max(self._slowest or 0.0, time.monotonic() - given.started)
-        for i, answer in zip(part.chunks, answers, strict=True):
-            self.traffic.sums += _bytes(answer.sent)
-            results[i] = answer
-
-    def _start_worker(self) -> None:
-        """Ask the cluster for one worker more."""
-        worker = self._remote.remote()
-        self._pool.starting[worker.ready.remote()] = worker
-
-    def _welcome(self, call: Any) -> None:
-        """A worker has started, or is back from a round that did not wait for it; or why not."""
-        late = call in self._pool.late
-        worker = (self._pool.late if late else self._pool.starting).pop(call)
-        try:
-            self._ray.get(call)
-        except self._ray.exceptions.RayTaskError as error:
-            if not late:
+            if wanted:
                 raise original(error) from None
-        except self._ray.exceptions.RayError as error:
-            self._replace(worker, error)
-            return
-        self._pool.ready.append(worker)
+            return ()
+        except ray.exceptions.RayError as error:
+            self._replace(call.worker, error)
+            if part is not None and wanted:
+                self._try_again(part, waiting, error)
+            return ()
+        if part is None or not wanted:
+            return ()  # it has started, or a copy was faster
+        part.done = True
+        self._slowest = max(self._slowest or 0.0, time.monotonic() - call.started)
+        return zip(part.chunks, answers, strict=True)
 
     def _replace(self, worker: Any, error: Exception) -> None:
         """Replace a worker that died; the others take its part if no new one can start."""
-        self._pool.ready = [other for other in self._pool.ready if other is not worker]
+        self._alive = [other for other in self._alive if other is not worker]
         self.traffic.replaced += 1
-        if self.traffic.replaced > _MOST_ATTEMPTS * self.workers and not self._pool.ready:
+        starting = [call for call in self._calls.values() if call.part is None]
+        too_often = self.traffic.replaced > _MOST_ATTEMPTS * self.workers
+        if too_often and len(starting) == len(self._alive):
             raise FedbanditError(f"ray: workers keep dying: {error}") from None
         self._start_worker()
+
+    def _try_again(self, part: _Part, waiting: deque[_Part], error: Exception) -> None:
+        """Have a part that a worker has died on wait for another, unless somebody has it too."""
+        part.attempts += 1
+        if part.attempts >= _MOST_ATTEMPTS:
+            raise FedbanditError(
+                f"ray: {part.attempts} workers died on the same clients: {error}"
+            ) from None
+        if all(call.part is not part for call in self._calls.values()):
+            part.copies = 0
+            waiting.appendleft(part)
 
     def _put_weights(self, broadcast: Broadcast) -> RoundWeights:
         """Put the training weights, and those deployed versions that were not put before."""
         named, before, self._put = broadcast.arrays(), self._put, {}
         for name, array in named.items():
             kept, reference = before.get(name, (None, None))
-            known = kept is array and name.startswith("deployed/")
-            self._put[name] = (array, reference if known else self._send(array))
+            if kept is not array or not name.startswith("deployed/"):
+                self.traffic.weights += array.nbytes
+                reference = self._ray.put(array)
+            self._put[name] = (array, reference)
         self._rounds += 1
         rest = broadcast.with_arrays(dict.fromkeys(named, np.empty(0)))
         references = {name: [reference] for name, (_, reference) in self._put.items()}
         return RoundWeights(self._rounds, references, [self._ray.put(rest)])
-
-    def _send(self, array: np.ndarray) -> Any:
-        """Put an array into the object store once for all workers."""
-        self.traffic.weights += array.nbytes
-        return self._ray.put(array)
 
 
 def _bytes(sent: Contribution) -> int:

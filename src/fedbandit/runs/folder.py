@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib
 import io
 import json
 import math
@@ -51,7 +50,7 @@ from fedbandit.core.identity import (
     run_in,
     source_digests,
 )
-from fedbandit.core.parts import resolve, with_defaults
+from fedbandit.core.parts import with_defaults
 from fedbandit.core.randomness import Secret
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
@@ -164,10 +163,9 @@ def _kept_environment(path: Path) -> dict[str, Any]:
 def _parts(config: Config) -> dict[str, dict[str, Any]]:
     """Every part with all parameters that it was made with, defaults included."""
     found = {}
-    for section, key, module, leading in PARTS:
-        chosen = getattr(config, section)
-        name, parameters = getattr(chosen, key), chosen.parameters
-        make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+    for section, key, _, leading in PARTS:
+        _, make, parameters = config.part(section)
+        name = getattr(getattr(config, section), key)
         found[section] = {key: name, **with_defaults(make, parameters, leading)}
     return found
 
