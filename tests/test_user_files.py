@@ -102,7 +102,7 @@ def test_python_the_command_line_and_a_pause_give_the_same_bytes(chosen, tmp_pat
 @pytest.mark.slow
 @every_file
 def test_on_ray_and_after_a_kill_too(chosen, tmp_path):
-    from fedbandit.engines.ray import RayEngine
+    from fedbandit.engines import RayEngine
 
     pytest.importorskip("ray")
     expected = [json.dumps(line) for line in simulate(chosen)]

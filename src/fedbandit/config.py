@@ -500,9 +500,9 @@ def _first_problem(error: ValidationError) -> str:
     """The first thing that pydantic has found wrong, in the words of a user."""
     problems = error.errors()
     first = problems[0]
-    path = _path(first["loc"])
+    path, beside = _path(first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{path}: unknown key{nearest(path.rpartition('.')[2], _keys_beside(first['loc']))}"
+        return f"{path}: unknown key{nearest(path.rpartition('.')[2], beside)}"
     if first["type"] == "model_type":
         return f"{path}: should be a section with keys of its own, not {first['input']!r}"
     if first["type"] in ("tuple_type", "list_type"):
@@ -512,27 +512,23 @@ def _first_problem(error: ValidationError) -> str:
             "Value error, "
         )  # of the whole: no path
     alike = dict.fromkeys(
-        p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
+        p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"])[0] == path
     )
     return f"{path}: should be {' or '.join(alike)}, not {first['input']!r}"
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    """The key as a user types it: pydantic appends the kinds of value that it tried."""
+def _path(location: tuple[int | str, ...]) -> tuple[str, list[str]]:
+    """The key as a user types it, and the keys that its section knows.
+
+    Pydantic appends the kinds of value that it tried to the location.
+    """
     model: Any = Config
-    parts = []
+    parts, beside = [], list(Config.model_fields)
     for part in location:
         if isinstance(part, int):
             parts.append(str(part))
         elif isinstance(model, type) and issubclass(model, BaseModel):
             parts.append(part)
+            beside = list(model.model_fields)
             model = model.model_fields[part].annotation if part in model.model_fields else None
-    return ".".join(parts)
-
-
-def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a section knows, to suggest one of them."""
-    model: Any = Config
-    for part in location[:-1]:
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)
+    return ".".join(parts), beside

@@ -290,7 +290,9 @@ class Simulation:
                 self.state, metrics = run_round(
                     self.experiment.bandit, self.state, self.engine, self.watch, self.memory
                 )
-            if self._evaluates(metrics["round"]):
+            config, number = self.experiment.config, metrics["round"]
+            every = config.evaluate_every or config.deploy_every
+            if number == self.experiment.rounds or number % every == 0:
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
             self.experiment.dataset.check_unchanged()  # before what was computed from it is kept
@@ -349,14 +351,6 @@ class Simulation:
                 found["test_sampled"] = 1.0  # hits among sampled candidates are easier
             self._evaluated = weights, found
         return dict(self._evaluated[1])
-
-    def _evaluates(self, number: int) -> bool:
-        """Whether the model is tried on held-out data after this round."""
-        config = self.experiment.config
-        return (
-            number == self.experiment.rounds
-            or number % (config.evaluate_every or config.deploy_every) == 0
-        )
 
 
 @contextmanager

@@ -123,8 +123,7 @@ def inverse_roots(count: int) -> float:
     """1/√1 + 1/√2 + ... + 1/√count."""
     if count <= _EXACT_TERMS:
         return float((1 / np.sqrt(np.arange(1, count + 1))).sum())
-    total: float = 2 * sqrt(count) + _ZETA_HALF + 1 / (2 * sqrt(count)) - 1 / (24 * count**1.5)
-    return total
+    return float(2 * sqrt(count) + _ZETA_HALF + 1 / (2 * sqrt(count)) - 1 / (24 * count**1.5))
 
 
 def _lasting(setting: Setting) -> float:

@@ -178,7 +178,7 @@ def test_a_private_run_sends_no_gains():
 @pytest.mark.slow
 def test_ray_gives_the_same_bytes(tmp_path):
     pytest.importorskip("ray")
-    from fedbandit.engines.ray import RayEngine
+    from fedbandit.engines import RayEngine
 
     made = open_dataset(str(gallery.generate(tmp_path / "gallery", users=40)))
     chosen = config(**{**PERSONAL, "algorithm__part": "last-layer"})

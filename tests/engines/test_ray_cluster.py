@@ -19,7 +19,7 @@ pytestmark = [
 
 from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
 
-from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
+from fedbandit.engines import RayEngine  # noqa: E402 - needs ray
 
 # Enough clients for several chunks a round, so that both nodes have work and the loss of one is noticed.
 CONFIG = Config.build(

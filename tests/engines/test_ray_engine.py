@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of Ray's own making
 ]
 
-from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
+from fedbandit.engines import RayEngine  # noqa: E402 - needs ray
 
 TEXT = {
     "scenario": "init-shift",

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedbandit.engines import ray as engine_module
-from fedbandit.engines.ray import RayEngine
+from fedbandit import engines as engine_module
+from fedbandit.engines import RayEngine
 from fedbandit.federated.clients import Broadcast
 
 

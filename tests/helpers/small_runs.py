@@ -6,7 +6,7 @@ from pathlib import Path
 from builders import random_text
 
 from fedbandit.config import Config
-from fedbandit.runs.index import RunReader
+from fedbandit.runs.index import read_runs
 from fedbandit.runs.run import run
 
 SMALL = {
@@ -49,7 +49,7 @@ def three_policies(folder: Path, seeds: int = 2) -> None:
 
 def find_runs(folders):
     """Every run in or below the folders that can be read."""
-    yield from RunReader().read(folders)[0]
+    yield from read_runs(folders)[0]
 
 
 def running_metrics(folder: Path) -> list[Path]:

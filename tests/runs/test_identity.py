@@ -247,7 +247,7 @@ def test_a_worker_loads_an_edited_part_anew_and_refuses_what_it_does_not_have(re
     (tmp_path / "helping_a_worker.py").write_text("def share(p):\n    return p[:, ::-1]\n")
     for name in ("part_of_a_worker", "helping_a_worker"):
         sys.modules.pop(name), sources._executed.pop(name)
-    experiments._experiment_at.cache_clear()
+    experiments._experiment_from.cache_clear()
     with pytest.raises(ConfigError, match=r"^helping_a_worker\.py: is other code on this machine"):
         second.make()
 

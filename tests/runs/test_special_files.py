@@ -15,7 +15,7 @@ from fedbandit.results import Results
 from fedbandit.results.plots import empty_figure, save_picture
 from fedbandit.results.reading import write_table
 from fedbandit.runs.folder import checkpoints
-from fedbandit.runs.index import RunReader
+from fedbandit.runs.index import read_runs
 from fedbandit.runs.run import run
 
 SCAFFOLD = {"algorithm__name": "scaffold"}
@@ -50,7 +50,7 @@ def test_a_special_file_in_the_place_of_a_runs_file_is_refused_without_a_wait(st
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    RunReader().read([stopped])
+    read_runs([stopped])
     Results.open(stopped)
     try:
         run(small_config(**SCAFFOLD), stopped, dataset=random_text())
@@ -74,7 +74,7 @@ def test_links_to_themselves_and_terabytes_of_nothing_are_neither_followed_nor_r
         path.touch()
         os.truncate(path, 1 << 40)
     Watcher(stopped).now()
-    RunReader().read([stopped])
+    read_runs([stopped])
     Results.open(stopped)
     for until in (5, None):
         with contextlib.suppress(FedbanditError, OSError):

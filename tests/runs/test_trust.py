@@ -14,7 +14,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import require_trust, trusting
 from fedbandit.deploy import DeviceModel
 from fedbandit.presets import load
-from fedbandit.runs.index import RunReader
+from fedbandit.runs.index import read_runs
 from fedbandit.runs.run import execute
 from fedbandit.studies.trained_models import load_scorer
 
@@ -121,7 +121,7 @@ def load_weights(run, data):
 
 def test_looking_at_a_run_executes_nothing(sent):
     run, _, marker = sent
-    runs, problems = RunReader().read([run])
+    runs, problems = read_runs([run])
     assert (len(runs), problems) == (1, [])
     assert len(Results.open(run)["reward"]) == 2
     assert not marker.exists()

@@ -254,33 +254,28 @@ def _planned_events(config: Config) -> int:
     return config.clients_per_round * most
 
 
-def make_work(
-    config: dict[str, Any],
-    path: str,
-    fingerprint: str,
-    phase: str,
-    sources: dict[str, str],
-    files: dict[str, str],
-) -> ClientWork:
+def make_work(phase: str, **made_from: Any) -> ClientWork:
     """The work of a phase, made from a recipe on another machine: the same data and parts.
 
-    `sources` are the digests of the user's own code that is to be executed, `files` those of what
-    the parts read; a machine that has others is refused.
+    `made_from` has the configuration, path and fingerprint of the data, `sources`, the digests of
+    the user's own code that is to be executed, and `files`, those of what the parts read; a machine
+    that has others is refused.
     """
-    known = json.dumps([sources, files])
-    experiment = _experiment_at(json.dumps(config), path, fingerprint, known)
+    experiment = _experiment_from(json.dumps(made_from))
     found = experiment.bandit if phase == "bandit" else experiment.pretraining
     assert found is not None
     return found.work
 
 
 @lru_cache(maxsize=1)
-def _experiment_at(config: str, path: str, fingerprint: str, known: str) -> Experiment:
-    chosen, (sources, files) = Config.build(json.loads(config)), json.loads(known)
-    require_sources(chosen.part_names(), sources)
-    made = build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
+def _experiment_from(recipe: str) -> Experiment:
+    given = json.loads(recipe)
+    chosen = Config.build(given["config"])
+    require_sources(chosen.part_names(), given["sources"])
+    dataset = open_same_data(chosen.data.source, given["path"], given["fingerprint"])
+    made = build_experiment(chosen, dataset)
     for file, digest in made.files.items():
-        if files.get(file) != digest:
+        if given["files"].get(file) != digest:
             raise ConfigError(
                 f"{file}: holds other bytes on this machine than where the run was started"
             )

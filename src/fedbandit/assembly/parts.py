@@ -19,7 +19,7 @@ from fedbandit.core.errors import EXTRA_OF, ConfigError, FedbanditError, refuse
 from fedbandit.core.identity import place_of
 from fedbandit.core.parts import construct, in_bytes, resolve
 from fedbandit.core.ragged import Ragged
-from fedbandit.engines.threads import ThreadEngine
+from fedbandit.engines import RayEngine, ThreadEngine
 from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, deployed_model, remembers
 from fedbandit.federated.cohorts import Cohorts, sampled_cohorts
@@ -449,7 +449,5 @@ def make_engine(config: Config, ray_address: str | None = None) -> Engine:
     one of its own.
     """
     if config.engine == "ray":
-        from fedbandit.engines.ray import RayEngine
-
         return RayEngine(address=ray_address)
     return ThreadEngine(None if config.threads == "auto" else config.threads)

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import islice
@@ -294,6 +294,17 @@ def digest_of(values: Any, *arrays: bytes) -> str:
     for array in arrays:
         digest.update(array)
     return digest.hexdigest()[:32]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Have an error while a file is read be one line: it cannot be read, or it is damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: damaged: {error}") from None
 
 
 def run_in(folder: Path) -> str:

@@ -74,8 +74,7 @@ class Records:
         """Target probability over propensity: how much more often the policy does what was done,
         [n].
         """
-        weights: np.ndarray = self.target / self.propensities
-        return weights
+        return np.asarray(self.target / self.propensities)
 
     def client(self, position: int) -> "Records":
         """The records of one client, as it would hold them."""
@@ -122,8 +121,7 @@ class Clipped(Weighting):
         _require_positive("limit", self.limit)
 
     def __call__(self, importance: np.ndarray) -> np.ndarray:
-        clipped: np.ndarray = np.minimum(importance, self.limit)
-        return clipped
+        return np.asarray(np.minimum(importance, self.limit))
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,7 @@ def records_of(
             modelled = rewards(rows) if within is None else np.clip(rewards(rows), *within)
             predicted[rows] = at_actions(modelled, actions, bounds)
             expected[rows] = over_actions(p * modelled, bounds)
-    if rewards is None:
-        return records_for(split, target)
-    return records_for(split, target, predicted, expected)
+    return records_for(split, target, *(() if rewards is None else (predicted, expected)))
 
 
 def _blank(contexts: Contexts, num_actions: int) -> Prediction:

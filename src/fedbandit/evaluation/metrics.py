@@ -156,9 +156,6 @@ def _rounds(means: np.ndarray, threshold: float, window: int) -> int | None:
     return int(below[0] + back[0] + window) if len(back) else None
 
 
-_ROWS = 4096
-
-
 @dataclass(frozen=True)
 class Regret:
     """Expected rewards per event, averaged over clients, each client counting the same."""
@@ -193,8 +190,8 @@ def policy_value(
     starts = np.repeat(split.offsets[chosen] - (np.cumsum(sizes) - sizes), sizes)
     rows, share = starts + np.arange(len(starts)), np.repeat(1 / sizes, sizes)
     total = 0.0
-    for start in range(0, len(rows), _ROWS):
-        block = slice(start, start + _ROWS)
+    for start in range(0, len(rows), _EVALUATION_ROWS):
+        block = slice(start, start + _EVALUATION_ROWS)
         found = predictions(rows[block]).astype(np.float64)
         contexts = split.contexts(rows[block]) if takes_contexts(type(policy)) else None
         probabilities = explore(policy, found, available, contexts)

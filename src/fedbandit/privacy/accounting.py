@@ -5,6 +5,7 @@ All of it by `dp-accounting`, from the events of plans.
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,14 +160,7 @@ class Ledger:
         if self.budget is None:
             return self.plan.rounds
         spent = self.epsilon if self.accountant == "rdp" else self.tight_epsilon
-        affordable, too_many = 0, self.plan.rounds + 1
-        while too_many - affordable > 1:
-            middle = (affordable + too_many) // 2
-            if spent(middle) <= self.budget:
-                affordable = middle
-            else:
-                too_many = middle
-        return affordable
+        return bisect_right(range(1, self.plan.rounds + 1), self.budget, key=spent)
 
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
         """`epsilon` every round, `epsilon_pld` at deployments and at the end; null where there is none to state."""

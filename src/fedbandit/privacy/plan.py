@@ -190,8 +190,7 @@ class PrivacyPlan:
         z = self.noise_multiplier
         if not self.adaptive or z == 0:
             return z / math.sqrt(self.weights_share)
-        multiplier: float = (self.weights_share * z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
-        return multiplier
+        return float((self.weights_share * z**-2 - (2 * self.count_deviation) ** -2) ** -0.5)
 
     @cached_property
     def squared_sensitivities(self) -> np.ndarray:

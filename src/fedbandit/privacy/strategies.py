@@ -275,10 +275,8 @@ def honaker_variances(rounds: int) -> np.ndarray:
     while 2 ** len(of_level) <= rounds:
         of_level.append(2 * of_level[-1] / (2 * of_level[-1] + 1))
     numbers = np.arange(1, rounds + 1)
-    found: np.ndarray = np.sum(
-        [((numbers >> level) & 1) * each for level, each in enumerate(of_level)], axis=0
-    )
-    return found
+    digits = [((numbers >> level) & 1) * each for level, each in enumerate(of_level)]
+    return np.asarray(np.sum(digits, axis=0))
 
 
 @lru_cache(maxsize=64)

@@ -39,7 +39,7 @@ from fedbandit.results.differences import (
 from fedbandit.results.plots import chart, draw_curves, styles_of_best
 from fedbandit.results.reading import Arrays, MetricsFile, readable
 from fedbandit.runs.folder import beside_reward
-from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
+from fedbandit.runs.index import Problem, RunGroup, grouped, read_runs
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.compare import rewards_table, run_members
 
@@ -69,7 +69,7 @@ def write_report(
     `labels` has names for configurations by the folder that holds their seeds; without one, a
     configuration is called by what sets it apart.
     """
-    runs, problems = RunReader().read(folders)
+    runs, problems = read_runs(folders)
     columns: dict[Path, Arrays] = {}
     for run in runs:
         metrics = MetricsFile(owners(run.path / "metrics.jsonl"))

@@ -33,7 +33,7 @@ from fedbandit.results.reading import (
     require_folder,
     settings_of,
 )
-from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
+from fedbandit.runs.index import Problem, Run, RunGroup, grouped, read_runs
 
 _MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered in about a second
 _EMPTY = {"title": "no runs", "series": [], "marks": []}
@@ -75,7 +75,6 @@ class Watcher:
 
     def __init__(self, folder: Path, most: int = _MOST_BYTES) -> None:
         self.folder, self._most = folder, most
-        self._reader = RunReader()
         self._files: dict[Path, MetricsFile] = {}
         self._groups: tuple[list[object], list[list[int]], list[str]] = ([], [], [])
         self._parameters: list[str] = []
@@ -88,7 +87,7 @@ class Watcher:
         """
         with self._lock:
             folders = [self.folder] if self.folder.is_dir() else []
-            runs, problems = self._reader.read(folders, self._inside)
+            runs, problems = read_runs(folders, self._inside)
             groups = self._grouped(runs)
             picked = [run for run in runs if run.name in chosen][:MOST_CURVES]
             shown = [RunGroup(run.name, [run]) for run in picked] or _worth_showing(groups)

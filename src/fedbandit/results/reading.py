@@ -33,6 +33,7 @@ from fedbandit.core.identity import (
     WHERE_COMPUTED,
     lines_of_rounds,
     owners,
+    reading,
     require_run,
     run_in,
 )
@@ -327,10 +328,8 @@ class RunRecord:
         """Where the time of each round went, as columns; none for a run in memory."""
         if self.folder is None or not (self.folder / "timings.jsonl").exists():
             return {}
-        try:
+        with reading(self.folder / "timings.jsonl"):
             found = read_columns(self.folder / "timings.jsonl", run_in(self.folder))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.folder / 'timings.jsonl'}: damaged: {error}") from None
         place = {number: i for i, number in enumerate(found.pop("round", []))}
         places = [place.get(number) for number in self.columns["round"]]
         return {
@@ -515,7 +514,7 @@ class MetricsFile:
         measures.
         """
         if lines and not self.rounds and object_in(lines[0]).keys() == {"run"}:
-            lines = lines[1:]  # which `RunReader` has looked at
+            lines = lines[1:]  # which `read_runs` has looked at
         found = _parsed(lines)
         rounds = found.get("round", [])
         if rounds != [*range(self.rounds + 1, self.rounds + len(lines) + 1)] or bool in map(

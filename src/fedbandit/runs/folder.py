@@ -26,7 +26,7 @@ from typing import IO, Any, Self
 from fedbandit import __version__
 from fedbandit.assembly.experiment import Experiment
 from fedbandit.config import PARTS, Config, read_toml
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, FedbanditError, refuse
 from fedbandit.core.files import (
     LONGEST_LINE,
     count_lines,
@@ -44,13 +44,14 @@ from fedbandit.core.identity import (
     RESULTS,
     owners,
     read_rounds,
+    reading,
     refuse_earlier,
     require_run,
     run_id,
     run_in,
     source_digests,
 )
-from fedbandit.core.parts import with_defaults
+from fedbandit.core.parts import flatten, with_defaults
 from fedbandit.core.randomness import Secret
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
@@ -114,50 +115,45 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
         if not private:
             del values["data"]["source"]
     lengths = there.pop("rounds"), here.pop("rounds")
-    if difference := _first_difference("", there, here):
-        raise ConfigError(
-            f"{path}: made by another configuration ({difference}); nothing was overwritten"
-        )
-    if lengths[1] < lengths[0]:
-        raise ConfigError(
-            f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was"
-            " overwritten: for a shorter run"
-            " use another folder"
-        )
-    if lengths[1] > lengths[0] and private:
-        raise ConfigError(
-            f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds:"
-            " its noise and its"
-            f" epsilon were planned for its length; {left_alone}"
-        )
+    difference = _first_difference(there, here)
     before = "already finished; " if (path / "summary.json").exists() else ""
-    if kept.get("results") != RESULTS:
-        raise ConfigError(
+    refuse(
+        (
+            difference,
+            f"{path}: made by another configuration ({difference}); nothing was overwritten",
+        ),
+        (
+            lengths[1] < lengths[0],
+            f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was"
+            " overwritten: for a shorter run use another folder",
+        ),
+        (
+            lengths[1] > lengths[0] and private,
+            f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds:"
+            f" its noise and its epsilon were planned for its length; {left_alone}",
+        ),
+        (
+            kept.get("results") != RESULTS,
             f"{path}: {before}fedbandit computes other results since (results number"
-            f" {kept.get('results')!r} there"
-            f" and {RESULTS} here); {left_alone}"
-        )
+            f" {kept.get('results')!r} there and {RESULTS} here); {left_alone}",
+        ),
+    )
     for key in ("sources", "files"):
-        recorded, current = kept[key], environment[key]
-        for file in [*recorded, *current]:
-            if recorded.get(file) != current.get(file):
+        for file in [*kept[key], *environment[key]]:
+            if kept[key].get(file) != environment[key].get(file):
                 raise ConfigError(f"{path}: {before}{file} has changed since; {left_alone}")
     require_run(path / "environment.json", kept.get("run"), environment["run"])
 
 
 def _kept_environment(path: Path) -> dict[str, Any]:
     """The contents of `environment.json`; `DataError` where it is damaged or of 0.2."""
-    try:
+    with reading(path):
         kept = read_object(path)
         refuse_earlier(path.parent, kept)
         for key in ("sources", "files"):
             if not isinstance(kept.get(key), dict):
                 raise ValueError(f"{key} is not an object")
-        return kept
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path}: damaged: {error}") from None
+    return kept
 
 
 def _parts(config: Config) -> dict[str, dict[str, Any]]:
@@ -170,16 +166,13 @@ def _parts(config: Config) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _first_difference(path: str, there: Any, here: Any) -> str | None:
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """The first key in which two configurations differ, in words; None: there is none."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in [*there, *(key for key in here if key not in there)]:
-            if found := _first_difference(
-                f"{path}.{key}".lstrip("."), there.get(key), here.get(key)
-            ):
-                return found
-        return None
-    return None if there == here else f"{path} is {there!r} there and {here!r} here"
+    there, here = flatten(there), flatten(here)
+    for key in [*there, *here]:
+        if there.get(key) != here.get(key):
+            return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+    return None
 
 
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
@@ -194,15 +187,12 @@ class FolderBusy(ConfigError):
 
 def _kept_secret(path: Path) -> Secret | None:
     """The secret that a run folder holds; None where there is none."""
-    try:
+    with reading(path / _SECRET), contextlib.suppress(FileNotFoundError):
         kept = read_small(path / _SECRET)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path / _SECRET}: cannot be read: {error.strerror}") from None
-    if len(kept) != 32:
-        raise DataError(f"{path / _SECRET}: damaged: {len(kept)} bytes, not 32")
-    return Secret(kept)
+        if len(kept) != 32:
+            raise ValueError(f"{len(kept)} bytes, not 32")
+        return Secret(kept)
+    return None
 
 
 def _secret_digest(path: Path, drawn: Secret | None) -> str | None:
@@ -279,18 +269,15 @@ class RunFolder:
         except ValueError as error:
             note(f"{error}; it is made again")
             return None
-        if found is not None and self._extends():
+        if found is None or self._extends():
             return None
-        if found is not None:
-            if found["rounds"] != rounds:
-                raise DataError(
-                    f"{path}: of round {found['rounds']}, and the run has {rounds}; {_MADE_AGAIN}"
-                )
-            for name, end in self._ends(rounds, found.get("metrics"), path.name).items():
-                if (self.path / name).stat().st_size != end:
-                    raise DataError(
-                        f"{self.path / name}: longer than {path.name} says; {_PUT_BACK}"
-                    )
+        if found["rounds"] != rounds:
+            raise DataError(
+                f"{path}: of round {found['rounds']}, and the run has {rounds}; {_MADE_AGAIN}"
+            )
+        for name, end in self._ends(rounds, found.get("metrics"), path.name).items():
+            if (self.path / name).stat().st_size != end:
+                raise DataError(f"{self.path / name}: longer than {path.name} says; {_PUT_BACK}")
         return found
 
     @property
@@ -298,20 +285,18 @@ class RunFolder:
         """Why the run failed the last time (`kind`, `error`), or None."""
         return read_json(self.path / "error.json")
 
-    def fail(self, error: Exception) -> None:
-        """Note why the run failed; resuming it removes the note."""
-        with contextlib.suppress(OSError):  # the failure itself matters more than the note
-            write_json(
-                self.path / "error.json", {"kind": type(error).__name__, "error": str(error)}
-            )
+    def note_failure(self, kind: object, error: object, where: object) -> None:
+        """Note why a run failed, at the end of a `with` block; resuming it removes the note."""
+        if isinstance(error, FedbanditError):
+            said = {"kind": type(error).__name__, "error": str(error)}
+            with contextlib.suppress(OSError):  # the failure itself matters more than the note
+                write_json(self.path / "error.json", said)
 
     def rounds_recorded(self) -> int:
         """The number of rounds that have a line of metrics."""
         path = self.path / "metrics.jsonl"
-        try:
+        with reading(path):
             return max(0, count_lines(path) - 1)
-        except ValueError as error:
-            raise DataError(f"{path}: damaged: {error}") from None
 
     def resume(self, algorithm: Algorithm) -> tuple[State | None, Memory | None]:
         """The state to resume from, None to start from the beginning, and what clients remember at
@@ -435,21 +420,19 @@ class RunFolder:
         `DataError` if they are of another run, or not what was written.
         """
         ends = {"metrics.jsonl": 0, "timings.jsonl": 0}
-        self._metrics, self.seconds = hashlib.sha256(), 0.0
-        for line, _ in _lines_of(self.path / "metrics.jsonl", self.run, rounds):
-            self._metrics.update(line)
-            ends["metrics.jsonl"] += len(line)
-        if rounds and digest != self._metrics.hexdigest():
-            raise DataError(
-                f"{self.path / 'metrics.jsonl'}: not the metrics that {of} was made with;"
-                f" {_PUT_BACK}"
-            )
-        for line, seconds in _lines_of(self.path / "timings.jsonl", self.run, rounds, timed=True):
-            self.seconds += seconds
-            ends["timings.jsonl"] += len(line)
         if self._drawn is not None and (rounds == 0 or (self.path / _EXACT).exists()):
-            lines = _lines_of(self.path / _EXACT, self.run, rounds)
-            ends[_EXACT] = sum(len(line) for line, _ in lines)
+            ends[_EXACT] = 0
+        self._metrics, self.seconds = hashlib.sha256(), 0.0
+        for name in ends:
+            for line, seconds in _lines_of(self.path / name, self.run, rounds):
+                ends[name] += len(line)
+                self.seconds += seconds
+                if name == "metrics.jsonl":
+                    self._metrics.update(line)
+            if name == "metrics.jsonl" and rounds and digest != self._metrics.hexdigest():
+                raise DataError(
+                    f"{self.path / name}: not the metrics that {of} was made with; {_PUT_BACK}"
+                )
         return ends
 
     def _memory(self, rounds: int) -> Memory:
@@ -579,20 +562,15 @@ def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
-def _lines_of(
-    path: Path, run: str, rounds: int, timed: bool = False
-) -> Iterator[tuple[bytes, float]]:
-    """The first line of a file, which names the run, and those of its first rounds, each with its
-    seconds if `timed`.
+def _lines_of(path: Path, run: str, rounds: int) -> Iterator[tuple[bytes, float]]:
+    """The first line of a file, which names the run, and those of its first rounds, each with the
+    seconds that it names; timings must name some.
 
     None at all of a run that was killed before the first was written.
     """
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        file = io.BytesIO()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    timed, file = path.name == "timings.jsonl", io.BytesIO()
+    with reading(path), contextlib.suppress(FileNotFoundError):
+        file = open_regular(path)  # type: ignore[assignment]
     with file:
         for number in range(rounds + 1):
             line = file.readline(LONGEST_LINE)

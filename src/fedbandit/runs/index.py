@@ -3,13 +3,13 @@
 Reads only; a run may be written while it is read. `fedbandit report` and `watch` stand on it.
 """
 
-import contextlib
 import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,82 +104,64 @@ class Problem:
     reason: str
 
 
-class RunReader:
-    """Finds and reads run folders, as often as it is asked; what has not changed since is not read
-    again.
+def read_runs(
+    folders: Iterable[Path], wanted: Callable[[Path], bool] = lambda path: True
+) -> tuple[list[Run], list[Problem]]:
+    """Every run in or below the folders in the order of their paths, and folders that cannot be
+    read.
+
+    Links that lead elsewhere are not followed. Nothing that stands in one folder keeps another
+    from being read. What has not changed since it was last read is not read again.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, ...], Any]] = {}  # what a file held, and when
-        self._seen: set[Path] = set()
-
-    def read(
-        self, folders: Iterable[Path], wanted: Callable[[Path], bool] = lambda path: True
-    ) -> tuple[list[Run], list[Problem]]:
-        """Every run in or below the folders in the order of their paths, and folders that cannot be
-        read.
-
-        Links that lead elsewhere are not followed. Nothing that stands in one folder keeps another
-        from being read.
-        """
-        runs, problems = [], []
-        self._seen = set()
-        for path, name in run_folders(folders):
-            if not wanted(path):
-                continue
-            try:
-                runs.append(self._run(path, name))
-            except FileNotFoundError:
-                continue  # removed, or only just begun
-            except (OSError, ValueError, FedbanditError) as error:
-                problems.append(Problem(name, _reason(path, error)))
-        self._known = {path: kept for path, kept in self._known.items() if path in self._seen}
-        return runs, problems
-
-    def _run(self, path: Path, name: str) -> Run:
-        """One run folder, as its files say; whatever does not belong together raises."""
-        error = self._file(path / "error.json", read_json)
-        found, config = self._file(path / "config.toml", _identified, required=True)
-        summary = self._file(owners(path / "summary.json"), read_summary)
-        last = self._file(owners(path / "metrics.jsonl"), _last_line) or {}
-        for file, values in (("summary.json", summary), ("metrics.jsonl", last)):
-            if values:
-                require_run(path / file, values.get("run"), found)
-        if summary and summary["rounds"] != last.get("round"):
-            raise ValueError(f"summary.json: of round {summary['rounds']}, not of the last one")
-        return Run(
-            path=path,
-            name=name,
-            id=found,
-            config=config,
-            environment=self._file(path / "environment.json", read_object) or {},
-            summary=summary,
-            error=None if error is None else str(error.get("error", "failed")),
-            last=last,
-        )
-
-    def _file(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
-        """The result of `read` for a file; None where there is none."""
+    runs, problems = [], []
+    for path, name in run_folders(folders):
         try:
-            found = path.stat()
+            if wanted(path) and (run := _run(path, name)) is not None:
+                runs.append(run)
         except FileNotFoundError:
-            if required:
-                raise
-            return None
-        self._seen.add(path)
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-        known = self._known.get(path)
-        if known is None or known[0] != stamp:
-            try:
-                known = stamp, read(path)
-            except FileNotFoundError:
-                raise
-            except (OSError, ValueError, FedbanditError) as error:
-                known = stamp, error
-            self._known[path] = known
-        if isinstance(known[1], Exception):
-            raise known[1]
-        return known[1]
+            continue  # removed meanwhile
+        except (OSError, ValueError, FedbanditError) as error:
+            problems.append(Problem(name, _reason(path, error)))
+    return runs, problems
+
+
+def _run(path: Path, name: str) -> Run | None:
+    """One run folder, as its files say; whatever does not belong together raises."""
+    if (identified := _unchanged(path / "config.toml", _identified)) is None:
+        return None
+    found, config = identified
+    summary = _unchanged(owners(path / "summary.json"), read_summary)
+    last = _unchanged(owners(path / "metrics.jsonl"), _last_line) or {}
+    for file, values in (("summary.json", summary), ("metrics.jsonl", last)):
+        if values:
+            require_run(path / file, values.get("run"), found)
+    if summary and summary["rounds"] != last.get("round"):
+        raise ValueError(f"summary.json: of round {summary['rounds']}, not of the last one")
+    failure = _unchanged(path / "error.json", read_json)
+    return Run(
+        path=path,
+        name=name,
+        id=found,
+        config=config,
+        environment=_unchanged(path / "environment.json", read_object) or {},
+        summary=summary,
+        error=None if failure is None else str(failure.get("error", "failed")),
+        last=last,
+    )
+
+
+def _unchanged(path: Path, read: Callable[[Path], Any]) -> Any:
+    """The result of `read` for a file, kept until the file is another; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return _read(read, path, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=1 << 16)
+def _read(read: Callable[[Path], Any], path: Path, stamp: tuple[int, ...]) -> Any:
+    return read(path)
 
 
 def _identified(path: Path) -> tuple[str, Config]:
@@ -212,13 +194,11 @@ def _last_line(path: Path) -> Mapping[str, Any]:
 
 def _reason(path: Path, error: Exception) -> str:
     """In one line, without the path, which is said already."""
-    text = (
-        f"{Path(str(error.filename)).name}: {error.strerror}"
-        if isinstance(error, OSError)
-        else str(error)
-    )
-    lines = text.replace(f"{path}/", "").splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    text = str(error)
+    if isinstance(error, OSError):
+        text = f"{Path(str(error.filename)).name}: {error.strerror}"
+    lines = text.replace(f"{path}/", "").splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
@@ -263,6 +243,6 @@ def _written(folder: Path) -> float:
     """When anything in a folder was last written."""
     times = [0.0]
     for entry in folder.iterdir():
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # gone meanwhile
             times.append(entry.stat().st_mtime)
     return max(times)

@@ -27,8 +27,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.engines import ThreadEngine
-from fedbandit.engines.threads import usable_cores
+from fedbandit.engines import ThreadEngine, usable_cores
 from fedbandit.federated.round import Engine
 from fedbandit.runs.reporting import showing_runs
 from fedbandit.runs.run import execute, stop_requests

@@ -22,8 +22,7 @@ from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import cache_folder
-from fedbandit.engines import ThreadEngine
-from fedbandit.engines.ray import cores_of, join, load_ray, original
+from fedbandit.engines import ThreadEngine, cores_of, join, load_ray, original
 from fedbandit.runs.folder import FolderBusy
 from fedbandit.runs.local_runner import (
     Ended,

@@ -142,14 +142,10 @@ def _recorded(folder: Path) -> int:
         return 0
 
 
-class Tracker(Protocol):
+class Tracker(RoundFollower, Protocol):
     """Made with the run's folder and configuration, updated after every round, and closed at the
     end.
     """
-
-    def update(self, metrics: dict[str, Any]) -> None:
-        """One round's metrics, as in `metrics.jsonl`."""
-        ...
 
     def close(self) -> None: ...
 
@@ -218,18 +214,13 @@ class MLflow:
             self._client = mlflow.MlflowClient()
             self._id, new = _kept_id(folder, "mlflow", lambda: self._create(folder))
             if new:
-                self._client.log_batch(self._id, params=self._parameters(config))
+                settings = flatten(config.model_dump(exclude_none=True)).items()
+                said = [mlflow.entities.Param(key, str(value)) for key, value in settings]
+                self._client.log_batch(self._id, params=said)
             else:
                 self._client.update_run(self._id, status="RUNNING")
         except mlflow.exceptions.MlflowException as error:
             raise FedbanditError(f"--tracker mlflow: {str(error).splitlines()[0]}") from None
-
-    def _parameters(self, config: Config) -> list[Any]:
-        """Every setting as a parameter of MLflow's."""
-        values = {
-            key: value for key, value in flatten(config.model_dump()).items() if value is not None
-        }
-        return [self._library.entities.Param(key, str(value)) for key, value in values.items()]
 
     def _create(self, folder: Path) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedbandit")

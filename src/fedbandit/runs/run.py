@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.assembly.parts import make_engine
 from fedbandit.config import Config, EnvironmentConfig
-from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
+from fedbandit.core.errors import DataError, Diverged, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine, published
@@ -23,7 +23,6 @@ from fedbandit.federated.state import State
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
 from fedbandit.runs.reporting import (
-    RoundFollower,
     ShowProgress,
     Tracker,
     show_progress,
@@ -34,6 +33,7 @@ from fedbandit.simulation import Callback, Pretraining, Simulation, checked, sim
 if TYPE_CHECKING:  # imported by those who look at results; a run only writes them
     from fedbandit.results import Results
 
+Follow = Callable[[dict[str, Any]], Any]  # is told the metrics of every round
 CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 
@@ -130,7 +130,7 @@ def execute(
         folder = stack.enter_context(RunFolder(out, experiment))
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
             return ended
-        stack.enter_context(_kept_failures(folder))
+        stack.push(folder.note_failure)
         if experiment.secret is not None:
             experiment = experiment.with_secret(folder.secret())
         stopping = stack.enter_context(stop_requests())
@@ -160,14 +160,14 @@ def execute(
                 callbacks=callbacks,
             )
         )
-        followers: list[RoundFollower] = []
+        followers: list[Follow] = []
         if progress is not None:
-            followers.append(
-                stack.enter_context(progress("round", experiment.rounds, simulation.state.round))
-            )
+            shown = progress("round", experiment.rounds, simulation.state.round)
+            followers.append(stack.enter_context(shown).update)
         if tracker is not None:
-            tracking = stack.enter_context(closing(tracker(out, config)))
-            followers.append(tracking if experiment.secret is None else _Publishing(tracking))
+            update = stack.enter_context(closing(tracker(out, config))).update
+            secret = experiment.secret is not None
+            followers.append((lambda metrics: update(published(metrics))) if secret else update)
         return _run_rounds(
             simulation,
             folder,
@@ -175,16 +175,6 @@ def execute(
             checkpoint_seconds,
             lambda number: stopping.is_set() or number == until,
         )
-
-
-@dataclass(frozen=True)
-class _Publishing:
-    """Tells a tracker what others may see of rounds whose noise is secret."""
-
-    tracker: Tracker
-
-    def update(self, metrics: dict[str, Any]) -> None:
-        self.tracker.update(published(metrics))
 
 
 def _misfit(experiment: Experiment, state: State) -> str | None:
@@ -229,7 +219,7 @@ def _pretrain(
 def _run_rounds(
     simulation: Simulation,
     folder: RunFolder,
-    followers: Sequence[RoundFollower],
+    followers: Sequence[Follow],
     checkpoint_seconds: float,
     pauses_after: Callable[[int], bool],
 ) -> RunOutcome:
@@ -242,13 +232,7 @@ def _run_rounds(
     kept_at, kept_round = time.monotonic(), 0
     started = time.perf_counter()
 
-    def record(metrics: dict[str, Any]) -> None:
-        nonlocal started
-        timings = watch.take()
-        profile.add(timings)
-        now = time.perf_counter()
-        folder.record(metrics, {"round": metrics["round"], "seconds": now - started, **timings})
-        started = now
+    once = simulation.experiment.secret is not None
 
     def checkpoint() -> None:
         nonlocal kept_at, kept_round
@@ -257,28 +241,29 @@ def _run_rounds(
         kept_at, kept_round = time.monotonic(), simulation.state.round
 
     def keep(metrics: dict[str, Any]) -> None:
-        record(metrics)
-        checkpoint()
-
-    once = simulation.experiment.secret is not None
-    simulation.keep = keep if once else None
-    last: dict[str, Any] = {}
-    for metrics in simulation:
-        last = metrics
-        if not once:
-            record(metrics)
-        for follower in followers:
-            follower.update(metrics)
-        pausing = pauses_after(metrics["round"])
-        since = time.monotonic() - kept_at
-        deployed = metrics["round"] % config.deploy_every == 0
-        # Deployments are kept sooner, unless the last checkpoint is very recent.
-        if not once and (
-            pausing or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds)
-        ):
+        nonlocal started
+        timings = watch.take()
+        profile.add(timings)
+        now = time.perf_counter()
+        folder.record(metrics, {"round": metrics["round"], "seconds": now - started, **timings})
+        started = now
+        if once:
             checkpoint()
-        if pausing and metrics["round"] < simulation.experiment.rounds:
-            return RunOutcome(None, metrics["round"], dict(profile.seconds))
+
+    simulation.keep = keep
+    last: dict[str, Any] = {}
+    for last in simulation:
+        for follow in followers:
+            follow(last)
+        pausing = pauses_after(last["round"])
+        since = time.monotonic() - kept_at
+        deployed = last["round"] % config.deploy_every == 0
+        # Deployments are kept sooner, unless the last checkpoint is very recent.
+        due = since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds)
+        if not once and (pausing or due):
+            checkpoint()
+        if pausing and last["round"] < simulation.experiment.rounds:
+            return RunOutcome(None, last["round"], dict(profile.seconds))
     if kept_round != simulation.state.round:
         checkpoint()
     profile.add(watch.take())
@@ -323,16 +308,6 @@ def _environment(experiment: Experiment) -> dict[str, Any]:
         return {}
     note = getattr(experiment.bandit.scenario.stages[0].environment, "note", None)
     return {"environment": {**chosen.model_dump(), **({"note": note} if note else {})}}
-
-
-@contextmanager
-def _kept_failures(folder: RunFolder) -> Iterator[None]:
-    """Note in the folder why a run failed, for later inspection."""
-    try:
-        yield
-    except FedbanditError as error:
-        folder.fail(error)
-        raise
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from fedbandit.core.files import read_json, write_json
 from fedbandit.core.parts import counted
 from fedbandit.core.prediction import over_actions
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.engines.threads import usable_cores
+from fedbandit.engines import usable_cores
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
 from fedbandit.results.differences import Differences, differences, paired
