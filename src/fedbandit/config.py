@@ -406,23 +406,18 @@ def _check_parts(config: Config, sections: set[str]) -> None:
     checks its own.
     """
     for section, key, module, leading in PARTS:
-        if section not in sections:
-            continue
         chosen = getattr(config, section)
-        name = getattr(chosen, key)
-        if ":" in name:  # who builds it imports a user's module
+        if section not in sections or ":" in getattr(chosen, key):  # who builds it imports it
             continue
-        built_in = importlib.import_module(module).BUILT_IN
-        make = resolve(f"{section}.{key}", name, built_in)
+        _, make, parameters = config.part(section)
         around = ("alpha", "floor") if section == "policy" else ()  # go with every built-in rule
-        given = [parameter for parameter in chosen.parameters if parameter not in around]
         check_keys(
             section,
             make,
-            given,
+            [key for key in parameters if key not in around],
             leading,
             beside=[*type(chosen).model_fields, *around],
-            others=built_in,
+            others=importlib.import_module(module).BUILT_IN,
         )
 
 

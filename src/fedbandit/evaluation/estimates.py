@@ -289,6 +289,9 @@ def _interval(
         return refused(
             "all rewards of the log are the same; a reward range says how they may differ"
         )
+    too_small = "the log is too small to tell the value from any other"
+    if sums.clients < 2 or not sums.denominator:
+        return refused(too_small)
     if kind == "bernstein":
         found = _bernstein(sums, estimator, confidence, known)
     else:
@@ -297,7 +300,7 @@ def _interval(
         )
     found = _with_what_is_unseen(found, sums, estimator, known)
     if found.low <= low and found.high >= high:
-        return refused("the log is too small to tell the value from any other")
+        return refused(too_small)
     return replace(found, low=max(found.low, low), high=min(found.high, high))
 
 
@@ -364,11 +367,7 @@ def _bernstein(sums: Sums, estimator: Estimator, confidence: float, known: _Know
     The residuals of independent clients average nil at the true value, and none leaves `events`
     times the range.
     """
-    method = "empirical Bernstein over clients"
-    n = sums.clients
-    if n < 2 or not sums.denominator:
-        return Interval(-inf, inf, confidence, method)
-    value, mean_size = sums.value, sums.denominator / n
+    n, value, mean_size = sums.clients, sums.value, sums.denominator / sums.clients
     low, high = _limits(estimator, min(max(value, known.low), known.high), known)
     spread = log(4 / (1 - confidence))  # half of the error on each side
     room = 7 * known.events * (high - low) * spread / (3 * (n - 1))
@@ -386,7 +385,8 @@ def _bernstein(sums: Sums, estimator: Estimator, confidence: float, known: _Know
             return inf
         return float((-b + sqrt(max(0.0, b * b - 4 * a * c))) / (2 * a))
 
-    return Interval(value - distance(-1.0), value + distance(1.0), confidence, method)
+    ends = value - distance(-1.0), value + distance(1.0)
+    return Interval(*ends, confidence, "empirical Bernstein over clients")
 
 
 def _chernoff(sums: Sums, estimator: Estimator, confidence: float, known: _Known) -> Interval:
@@ -396,9 +396,6 @@ def _chernoff(sums: Sums, estimator: Estimator, confidence: float, known: _Known
     Where nothing was earned by n clients this is the rule of three: rewards are not nil, they are
     rarer than that.
     """
-    method = "Chernoff bound over clients"
-    if sums.clients < 2 or not sums.denominator:
-        return Interval(-inf, inf, confidence, method)
     top, bottom, least = (
         sums.numerator / sums.clients,
         sums.denominator / sums.clients,
@@ -412,12 +409,8 @@ def _chernoff(sums: Sums, estimator: Estimator, confidence: float, known: _Known
         return sums.clients * _divergence(seen, -known.events * low / span) <= least
 
     start = min(max(sums.value, known.low), known.high)
-    return Interval(
-        _furthest(start, known.low, possible),
-        _furthest(start, known.high, possible),
-        confidence,
-        method,
-    )
+    low, high = (_furthest(start, end, possible) for end in (known.low, known.high))
+    return Interval(low, high, confidence, "Chernoff bound over clients")
 
 
 def _furthest(near: float, far: float, possible: Callable[[float], bool]) -> float:

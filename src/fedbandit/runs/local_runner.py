@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import islice
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
@@ -104,8 +104,56 @@ class LocalRunner:
         """Run every job on this machine, in separate processes if several run at a time."""
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
-            return _one_after_another(jobs, deadline, on_end, self.progress)
-        return _side_by_side(jobs, workers, deadline, on_end, self.progress)
+            return self._run(jobs, _at_once, list, 1, deadline, on_end)
+        # spawn: the threads of torch and numba do not survive a fork
+        context = get_context("spawn")
+        with ProcessPoolExecutor(workers, context, initializer=_follow_parent) as pool:
+
+            def submit(*call: Any) -> Future[Ended]:
+                with _deaf_to_interrupts():
+                    return pool.submit(*call)
+
+            def pids() -> list[int | None]:
+                return [process.pid for process in list(pool._processes.values())]
+
+            return self._run(jobs, submit, pids, workers, deadline, on_end)
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        submit: Callable[..., Future[Ended]],
+        pids: Callable[[], list[int | None]],
+        workers: int,
+        deadline: float | None,
+        on_end: OnEnd,
+    ) -> list[Ended]:
+        """Submit every job, `workers` at a time; `pids` are asked to stop when this process is."""
+        results = [Ended("not run")] * len(jobs)
+        threads = _threads(len(jobs), workers)
+        waiting = iter(enumerate(jobs))
+        running: dict[Future[Ended], int] = {}
+        with stop_requests(pids) as interrupted:
+            prepare(jobs, interrupted, self.progress)
+
+            def start(count: int) -> None:
+                for position, job in islice(waiting, count):
+                    in_time = deadline is None or time.monotonic() <= deadline
+                    if in_time and not interrupted.is_set():
+                        running[submit(_play_alone, job, threads[position])] = position
+
+            with showing_runs(lengths_of(jobs), self.progress):
+                start(workers)
+                while running:
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        position = running.pop(future)
+                        results[position] = _result(future, jobs[position], interrupted)
+                        on_end(jobs[position], results[position])
+                        if results[position].status == "interrupted":
+                            interrupted.set()
+                        start(1)
+        if interrupted.is_set():  # what was not begun must not look as if there was no time for it
+            return [Ended("interrupted") if one.status == "not run" else one for one in results]
+        return results
 
 
 HERE = LocalRunner()
@@ -116,70 +164,11 @@ def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
     return {job.folder: min(job.config.rounds, job.until or job.config.rounds) for job in jobs}
 
 
-def _one_after_another(
-    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: ProgressReporter
-) -> list[Ended]:
-    """All jobs in this process, each on all cores."""
-    results: list[Ended] = []
-    with stop_requests(list) as interrupted:
-        prepare(jobs, interrupted, progress)
-    if interrupted.is_set():
-        return [Ended("interrupted")] * len(jobs)
-    with contextlib.closing(ThreadEngine()) as engine, showing_runs(lengths_of(jobs), progress):
-        for job in jobs:
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            results.append(run_one(job, engine, dataset_of(job)))
-            on_end(job, results[-1])
-            if results[-1].status == "interrupted":
-                break
-    return results + [Ended("not run")] * (len(jobs) - len(results))
-
-
-def _side_by_side(
-    jobs: Sequence[Job],
-    workers: int,
-    deadline: float | None,
-    on_end: OnEnd,
-    progress: ProgressReporter,
-) -> list[Ended]:
-    """One process a worker, which stops cleanly when this process is asked to stop, or dies."""
-    results = [Ended("not run")] * len(jobs)
-    threads = _threads(len(jobs), workers)
-    waiting = iter(enumerate(jobs))
-    running: dict[Future[Ended], int] = {}
-    # spawn: the threads of torch and numba do not survive a fork
-    with (
-        ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_follow_parent
-        ) as pool,
-        stop_requests(
-            lambda: [process.pid for process in list(pool._processes.values())]
-        ) as interrupted,
-    ):
-        prepare(jobs, interrupted, progress)
-
-        def start(count: int) -> None:
-            for position, job in islice(waiting, count):
-                if not interrupted.is_set() and (deadline is None or time.monotonic() <= deadline):
-                    with _deaf_to_interrupts():
-                        running[pool.submit(_play_alone, job, threads[position])] = position
-
-        start(workers)
-        with showing_runs(lengths_of(jobs), progress):
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    position = running.pop(future)
-                    results[position] = _result(future, jobs[position], interrupted)
-                    on_end(jobs[position], results[position])
-                    if results[position].status == "interrupted":
-                        interrupted.set()
-                    start(1)
-    if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
-        results = [
-            Ended("interrupted") if result.status == "not run" else result for result in results
-        ]
-    return results
+def _at_once(play: Callable[..., Ended], *call: Any) -> Future[Ended]:
+    """A call in this process, made before it is waited for."""
+    future: Future[Ended] = Future()
+    future.set_result(play(*call))
+    return future
 
 
 @contextmanager
@@ -197,8 +186,13 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _threads(jobs: int, workers: int) -> list[int]:
-    """One thread for each job; those of a last turn that is not full share the cores among them."""
+def _threads(jobs: int, workers: int) -> Sequence[int | None]:
+    """One thread for each job; those of a last turn that is not full share the cores among them.
+
+    None, for all cores, where there is one job at a time.
+    """
+    if workers == 1:
+        return [None] * jobs
     left = jobs % workers
     return [1] * (jobs - left) + [workers // max(1, left)] * left
 
@@ -234,8 +228,8 @@ def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
     return Ended(status, outcome.rounds, seconds=time.monotonic() - started)
 
 
-def _play_alone(job: Job, threads: int) -> Ended:
-    """One job in a worker process."""
+def _play_alone(job: Job, threads: int | None) -> Ended:
+    """One job in a worker process, or in this one."""
     try:
         with contextlib.closing(ThreadEngine(threads)) as engine:
             return run_one(job, engine, dataset_of(job))
