@@ -358,7 +358,7 @@ def lines_of_rounds(path: Path, run: str) -> Iterator[list[bytes]]:
         if (first := next(lines, None)) is None:
             return  # it is only just being written
         require_run(path, object_in(first).get("run"), run)
-        while block := [line[:-1] for line in islice(lines, 1000)]:
+        while block := list(islice(lines, 1000)):
             yield block
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError, needing
 from fedbandit.core.files import (
+    lines_in,
     object_in,
     open_regular,
     parse_toml,
@@ -97,7 +98,7 @@ def _parsed(lines: Sequence[bytes]) -> dict[str, list[Any]]:
     from pyarrow import compute
     from pyarrow import json as arrow
 
-    text = b"\n".join(lines)
+    text = b"".join(lines)
     try:
         table = arrow.read_json(pa.BufferReader(text), arrow.ReadOptions(block_size=len(text) + 1))
         while any(pa.types.is_struct(kind) for kind in table.schema.types):
@@ -437,8 +438,7 @@ def read_record(path: Path, name: str) -> RunRecord:
 
 
 _SHOWN = ("running_reward", "propensity", "epsilon", "client_reward.worst_decile")
-_BLOCK = 1 << 19  # bytes that are parsed together
-_LONGEST_LINE = 64 << 20
+_BLOCK = 4096  # lines that are parsed together
 _LARGEST = 1e100  # a mean of larger numbers would overflow
 _MOST_NAMES = 64  # of held-out metrics
 _REMEMBERED = 256  # bytes before the offset, by which a file that was replaced is known
@@ -490,23 +490,16 @@ class MetricsFile:
 
     def _read(self, file: IO[bytes], most: int | None) -> int:
         """Take the complete lines from here on, a block at a time; the bytes that were read."""
-        taken, rest = 0, b""
-        while block := file.read(_BLOCK):
-            taken += len(block)
-            *lines, rest = (rest + block).split(b"\n")
-            try:
-                self._take(lines)
-            except (ValueError, OverflowError):
-                self._find_damage(lines)
-                return taken
-            if lines:
-                self._offset += sum(map(len, lines)) + len(lines)
-                self._before = (lines[-1] + b"\n")[-_REMEMBERED:]
-            if len(rest) > _LONGEST_LINE:
-                self.problem = f"{self.path.name} has a line of more than {_LONGEST_LINE >> 20} MB"
-                return taken
-            if most is not None and taken >= most:
-                break
+        taken, lines, block = 0, lines_in(file), list[bytes]()
+        try:
+            while (most is None or taken < most) and (block := list(islice(lines, _BLOCK))):
+                self._take(block)
+                size, last = sum(map(len, block)), block[-1]
+                self._offset, taken = self._offset + size, taken + size
+                self._before, block = last[-_REMEMBERED:], []
+        except (ValueError, OverflowError) as error:
+            self.problem = f"{self.path.name} has {error}"
+            self._find_damage(block)
         return taken
 
     def _take(self, lines: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -57,7 +57,10 @@ class Token:
     def check(self, machine: str) -> None:
         """Refuse to run on a machine that would write into a folder of its own."""
         ends = time.monotonic() + _SEE_SECONDS
-        while not self._seen():
+        while True:
+            with suppress(OSError):
+                if Path(self.path).read_text(encoding="utf-8") == self.text:
+                    return
             if time.monotonic() > ends:
                 raise ConfigError(
                     f"--out: {machine} does not see what is written to {Path(self.path).parent}"
@@ -65,13 +68,6 @@ class Token:
                     " it has to be a folder that all machines share, under the same path"
                 )
             time.sleep(0.2)
-
-    def _seen(self) -> bool:
-        """Whether this machine sees what the driver wrote."""
-        try:
-            return Path(self.path).read_text(encoding="utf-8") == self.text
-        except OSError:
-            return False
 
 
 @dataclass(frozen=True)
