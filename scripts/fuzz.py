@@ -3,6 +3,7 @@
     python scripts/fuzz.py                          # make fuzz: eight minutes over all kinds
     python scripts/fuzz.py --count 20000            # so many, however long it takes
     python scripts/fuzz.py --special                # ten special files x every file x every command
+    python scripts/fuzz.py --count 30000 --seed 1 --out scripts/results/fuzz.json   # in parts: resumes there
     python scripts/fuzz.py --case "model file" 77   # one of them again, with its traceback
 
 Each must end as it would have without the damage, or with one line that refuses it. A signal, a traceback, a hang (or
@@ -31,10 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"
 
 from fuzz_mutations import SPECIAL
 
-LONGEST = 30.0  # seconds for one case, which takes about 0.1, on a machine that may be busy
-MOST_CPU = 5.0  # seconds of its own
+LONGEST = 120.0  # seconds for one case, which takes about 0.1, on a machine that may be busy
+MOST = 5.0  # seconds without those that it waited for a core: on one, or blocked
 MEMORY = 3 << 30  # bytes more than the process has at the start
 SECONDS = 480.0
+PART = 500  # cases after which the results are written
 
 
 class _Tracebacks(logging.Handler):
@@ -103,16 +105,22 @@ def work(
         if os.getppid() != parent:  # it was killed
             break
         os.write(said, json.dumps([name, seed]).encode() + b"\n")
-        kind, began = kinds[name], time.process_time()
+        kind, began = kinds[name], _seconds()
         how, what = outcome_of(kind, _damaged(name, kind, seed), base / "case", tracebacks)
-        if (used := time.process_time() - began) > MOST_CPU:
-            how, what = "slow", f"{used:.1f} s of CPU, then: {how} {what}"
+        if (used := _seconds() - began) > MOST:
+            how, what = "slow", f"{used:.1f} s, then: {how} {what}"
         if how == "ran":
             differs = kind.checked and what != expected[name]
             how, what = ("another result", f"{what!r:.2000}") if differs else (how, "")
         shutil.rmtree(base / "case", ignore_errors=True)
         os.write(said, json.dumps([name, seed, how, what[-3000:]]).encode() + b"\n")
     shutil.rmtree(base, ignore_errors=True)
+
+
+def _seconds() -> float:
+    """A clock that stands while this process waits for a core."""
+    waited = int(Path("/proc/self/schedstat").read_text().split()[1])
+    return time.monotonic() - waited / 1e9
 
 
 def _damaged(name: str, kind: Any, seed: int) -> dict[str, Any]:
@@ -200,9 +208,14 @@ class Worker:
 
 
 def random_cases(kinds: dict[str, Any], count: int, seed: int) -> list[tuple[str, int]]:
-    """Cases of every kind in turn."""
-    names = list(kinds)
-    return [(names[i % len(names)], seed + i // len(names)) for i in range(count)]
+    """Cases of every kind in turn; kinds that take long have every fifth turn only."""
+    cases: list[tuple[str, int]] = []
+    for turn in range(count):
+        there = (name for name, kind in kinds.items() if turn % 5 == 0 or not kind.takes_long)
+        cases += [(name, seed + turn) for name in there]
+        if len(cases) >= count:
+            break
+    return cases[:count]
 
 
 def special_cases(kinds: dict[str, Any], count: int | None, seed: int) -> list[tuple[str, int]]:
@@ -212,10 +225,8 @@ def special_cases(kinds: dict[str, Any], count: int | None, seed: int) -> list[t
     return every if count is None else random.Random(seed).sample(every, min(count, len(every)))
 
 
-def fuzz(
-    kinds: dict[str, Any], cases: list[tuple[str, int]], workers: int, seconds: float
-) -> dict[str, Counter[str]]:
-    """Spoil and use; prints failures as they come. Returns how cases ended, by kind."""
+def undamaged(kinds: dict[str, Any]) -> dict[str, Any]:
+    """What comes of the files of each kind as they were written."""
     tracebacks = _listening()
     expected = {}
     for name, kind in kinds.items():
@@ -223,6 +234,17 @@ def fuzz(
             how, expected[name] = outcome_of(kind, kind.files, Path(folder), tracebacks)
         if how != "ran":
             raise SystemExit(f"{name}: does not work undamaged: {expected[name]}")
+    return expected
+
+
+def fuzz(
+    kinds: dict[str, Any],
+    expected: dict[str, Any],
+    cases: list[tuple[str, int]],
+    workers: int,
+    seconds: float,
+) -> dict[str, Counter[str]]:
+    """Spoil and use; prints failures as they come. Returns how cases ended, by kind."""
     tally: dict[str, Counter[str]] = {name: Counter() for name in kinds}
     running = [Worker(kinds, cases[i::workers], expected) for i in range(min(workers, len(cases)))]
     until = time.monotonic() + seconds
@@ -294,6 +316,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--case", nargs=2, metavar=("KIND", "NUMBER"), help="repeat one case, and keep its files"
     )
     parser.add_argument(
+        "--out", type=Path, help="a JSON file: cases that it counts already are not repeated"
+    )
+    parser.add_argument(
         "--keep", type=Path, default=Path("fuzz-failures"), help="where --case keeps files"
     )
     given = parser.parse_args(arguments)
@@ -305,23 +330,37 @@ def main(arguments: list[str] | None = None) -> int:
             name: kind for name, kind in kinds.items() if any(part in name for part in given.kind)
         }
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**9)
-    print(f"seed {seed}, {len(kinds)} kinds, {given.workers} workers", flush=True)
+    kept: dict[str, Any] = {"seed": seed, "cases": 0, "failures": 0, "kinds": {}}
+    if given.out is not None and given.out.exists():
+        kept = json.loads(given.out.read_text(encoding="utf-8"))
+    print(f"seed {kept['seed']}, {len(kinds)} kinds, {given.workers} workers", flush=True)
     began = time.monotonic()
     limit = SECONDS if given.count is None and not given.special else float("inf")
     count = given.count if given.special else given.count or 10**6
-    cases = (special_cases if given.special else random_cases)(kinds, count, seed)
-    tally = fuzz(kinds, cases, given.workers, limit)
-    for name, ended in tally.items():
+    cases = (special_cases if given.special else random_cases)(kinds, count, kept["seed"])
+    expected = undamaged(kinds)
+    part = len(cases) if given.out is None else PART
+    for first in range(kept["cases"], len(cases), part):
+        add(kept, fuzz(kinds, expected, cases[first : first + part], given.workers, limit))
+        if given.out is not None and kept["cases"] in (first + part, len(cases)):
+            given.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        elif given.out is not None:  # interrupted: this part is repeated as a whole
+            break
+    for name, ended in kept["kinds"].items():
         print(
             f"{name:32} {sum(ended.values()):6}  {', '.join(f'{how} {n}' for how, n in sorted(ended.items()))}"
         )
-    bad = sum(
-        n for ended in tally.values() for how, n in ended.items() if how not in ("ran", "refused")
-    )
-    whole = sum(sum(ended.values()) for ended in tally.values())
-    print(f"{whole} cases in {time.monotonic() - began:.0f} s, {bad} failures")
+    print(f"{kept['cases']} cases in {time.monotonic() - began:.0f} s, {kept['failures']} failures")
     shutil.rmtree(os.environ["FEDBANDIT_CACHE"], ignore_errors=True)
-    return 1 if bad else 0
+    return 1 if kept["failures"] else 0
+
+
+def add(kept: dict[str, Any], tally: dict[str, Counter[str]]) -> None:
+    """Add how the cases of a part ended to those of the parts before it."""
+    for name, ended in tally.items():
+        kept["kinds"][name] = dict(Counter(kept["kinds"].get(name, {})) + ended)
+        kept["cases"] += sum(ended.values())
+        kept["failures"] += sum(n for how, n in ended.items() if how not in ("ran", "refused"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Committed results of scripts/results that docs/privacy.md quotes keep to what privacy promises."""
+"""Committed results of scripts/results keep to what docs/privacy.md and docs/reliability.md promise."""
 
 import json
 import math
@@ -68,3 +68,38 @@ def test_the_audit_catches_every_violation_and_blames_no_right_rounds():
     assert (full["audits"], full["violated"]) == (40, 0)
     assert reduced["audits"] == 1000
     assert reduced["violated"] <= 4  # at a level of 0.001: five or more in 0.4%
+
+
+def test_killed_studies_end_with_the_same_bytes():
+    histories = read("kills.json")["histories"]
+    assert {one["study"] for one in histories} == {"advise", "bakeoff", "figure", "sweep"}
+    assert sum(sum(one["kills"].values()) for one in histories) >= 150
+    assert not any(one["differ"] for one in histories)
+
+
+def test_killed_deployments_count_every_event_once():
+    histories = read("deployment_kills.json")["histories"]
+    assert sum(sum(one["kills"].values()) for one in histories) >= 50
+    for one in histories:
+        assert len(one["claims"]) == 7
+        assert all(one["claims"].values()), one["seed"]
+        assert one["rewards"] == one["counted"] > 0
+
+
+def test_the_attack_table_is_whole_and_says_what_a_backdoor_does():
+    """One device in a hundred owns most triggered contexts under the mean, ten none when trimmed."""
+    table = read("attack_table.json")
+    assert table["seeds"] >= 10
+    rows = {
+        (row["contexts"], row["rule"], row["attack"], row["share"]): row for row in table["rows"]
+    }
+    rules = ("mean", "norm-bounded mean", "trimmed mean 0.1", "trimmed mean 0.3", "median")
+    for contexts in ("dense", "words"):
+        for rule in rules:
+            honest = rows[contexts, rule, "none", 0.0]["reward"]
+            for attack in ("sign flip", "constant action", "backdoor"):
+                for share in (0.01, 0.1, 0.3):
+                    assert rows[contexts, rule, attack, share]["reward"] < honest + 0.02
+        untouched = rows[contexts, "trimmed mean 0.1", "none", 0.0]["triggered"]
+        assert rows[contexts, "mean", "backdoor", 0.01]["triggered"] > 0.7
+        assert rows[contexts, "trimmed mean 0.1", "backdoor", 0.1]["triggered"] < untouched + 0.05

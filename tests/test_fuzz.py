@@ -65,7 +65,8 @@ kinds = {
     "not checked": Kind({"file": b"whole"}, does(lambda: 2)),
     "refused": Kind({"file": b"whole"}, does(refuses), checked=True),
 }
-for name, ended in fuzz.fuzz(kinds, fuzz.random_cases(kinds, 2 * len(kinds), 0), 1, 300.0).items():
+cases = fuzz.random_cases(kinds, 2 * len(kinds), 0)
+for name, ended in fuzz.fuzz(kinds, fuzz.undamaged(kinds), cases, 1, 300.0).items():
     print("ended", name, "as", *(f"{how} {number}" for how, number in ended.items()))
 """
 

@@ -50,6 +50,7 @@ class Kind:
     ] = ()  # files whose bytes are somebody else's to check: only what they say is changed
     sibling: dict[str, bytes] | None = None  # another run, whose files take the place of its own
     special: bool = False  # whether something that is no file may stand there
+    takes_long: bool = False
 
     def damaged(self, rng: Any) -> Files:
         """The files with one of them spoiled, exchanged for its sibling's, or no file any more."""
@@ -267,7 +268,7 @@ def runs() -> Iterator[tuple[str, Kind]]:
             n: d for n, d in contents(folder).items() if not n.endswith((".lock", ".safetensors"))
         }
         spared = tuple(n for n in files if n.startswith("good"))
-    yield "finished run", Kind(files, read_everywhere, spared=spared)
+    yield "finished run", Kind(files, read_everywhere, spared=spared, takes_long=True)
 
 
 def signed(name: str, data: bytes, rng: Any, fields_only: bool) -> bytes:

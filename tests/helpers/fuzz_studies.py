@@ -73,9 +73,10 @@ def study_kinds() -> Iterator[tuple[str, Kind]]:
         if study == "figure":
             commands["gallery"] = ["gallery", "out", "-o", "page.html"]
         for name, words in commands.items():
+            long = name in ("compare", study) or study == "advise"
             yield (
                 f"folder of {study}, {name}",
-                Kind(files, commanded(*words), spared=told, special=True),
+                Kind(files, commanded(*words), spared=told, special=True, takes_long=long),
             )
         yield f"folder of {study}, watch", Kind(files, read, spared=told, special=True)
     os.environ.setdefault("MPLBACKEND", "agg")
