@@ -71,6 +71,26 @@ class DataError(FedbanditError):
     """
 
 
+@contextmanager
+def explaining(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into a `DataError` of one line: `where`, and what was said.
+
+    Of the system's errors the reason counts alone; of others the first line, or the kind of an
+    error that says nothing.
+
+    Examples:
+        >>> with explaining("visits.csv, line 3", ValueError):
+        ...     int("three")
+        Traceback (most recent call last):
+        fedbandit.core.errors.DataError: visits.csv, line 3: invalid literal for int() with base 10: 'three'
+    """
+    try:
+        yield
+    except kinds as error:
+        said = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise DataError(f"{where}: {said or type(error).__name__}") from None
+
+
 class Diverged(FedbanditError):
     """Training diverged: a weight or a score is not finite. Exit code 1, since the input may be
     right.

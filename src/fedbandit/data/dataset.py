@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, FiniteFloat
 
 from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec, rows_at
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, explaining
 from fedbandit.core.files import read_checked
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
@@ -399,10 +399,8 @@ class FederatedDataset:
         if self.path is None or not (self.path / name).exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
         path = self.path / name
-        try:
+        with explaining(f"{path}: cannot be read", OSError, ValueError):
             words = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read: {error}") from None
         if len(words) != expected:
             counts = f"{len(words):,} words, contexts have {expected:,}"
             raise DataError(f"{path}: {counts}; {AGAIN}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, explaining
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.data.encoder import Encoder
@@ -188,10 +188,8 @@ def write_contact_sheet(
                     split.client_id(client), rotation=0, ha="right", va="center", fontsize=7
                 )
     figure.suptitle(f"{header.name}: {len(rows)} of {split.num_clients:,} clients", fontsize=10)
-    try:
+    with explaining(str(path), OSError):
         figure.savefig(path, dpi=150, bbox_inches="tight")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
     return path
 
 

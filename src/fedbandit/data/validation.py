@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fedbandit.core.errors import DataError, refuse
+from fedbandit.core.errors import DataError, explaining, refuse
 from fedbandit.core.files import open_regular, read_json, to_json, write_text
 from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
 
@@ -187,12 +187,8 @@ class FolderReader:
         with self._open(name) as file:
             if self.states[name].size > _LARGEST_JSON:
                 raise DataError(f"{self.folder / name}: {self.states[name].size:,} bytes; {AGAIN}")
-            try:
+            with explaining(f"{self.folder / name}: unreadable", ValueError, RecursionError):
                 return json.loads(file.read())
-            except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{self.folder / name}: unreadable: {str(error) or 'nested too deeply'}"
-                ) from None
 
     def look_at(self, name: str) -> bool:
         """Remember a file that is not mapped; False if there is none."""

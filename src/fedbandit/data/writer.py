@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.contexts import ItemSpec, rows_at
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, explaining
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Catalogue, FederatedDataset, Header, Log
@@ -32,11 +32,9 @@ def check_target(out: Path | str) -> Path:
     To be called before any work is done for it. An empty folder is as good as none.
     """
     out = Path(out)
-    try:
+    with explaining(str(out), OSError):
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             raise DataError(f"{out}: already exists; nothing was overwritten")
-    except OSError as error:
-        raise DataError(f"{out}: {error.strerror}") from None
     return out
 
 

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError, refuse
+from fedbandit.core.errors import ConfigError, DataError, explaining, refuse
 from fedbandit.core.parts import nearest
 from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.core.ragged import Ragged
@@ -288,10 +288,8 @@ class _Npz:
 
     def _read(self, name: str, file: IO[bytes], size: int) -> bytes:
         """The next `size` bytes of an array; `DataError` where they are damaged or missing."""
-        try:
+        with explaining(f"{self.path}: {name} is damaged", *_DAMAGE):
             data = file.read(size)
-        except _DAMAGE as error:
-            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
         if len(data) < size:
             raise DataError(f"{self.path}: {name} is truncated")
         return data
@@ -304,10 +302,8 @@ class _Npz:
         if name not in self.names:
             raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
         member = self._zip.getinfo(f"{name}.npy")
-        try:
+        with explaining(f"{self.path}: {name} is damaged", *_DAMAGE):
             file = self._zip.open(member)
-        except _DAMAGE as error:
-            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
         with file:
             shape, dtype, fortran = _array_header(f"{self.path}: {name}", file, member)
             yield shape, dtype, file, fortran
@@ -320,10 +316,8 @@ def _array_header(
     is refused.
     """
     check_unpacked(where, member.file_size, member.compress_size, _ADVICE)
-    try:
+    with explaining(f"{where} is damaged", *_DAMAGE):  # its header, or the archive around it
         shape, fortran, dtype = read_npy_header(file)
-    except _DAMAGE as error:  # of the array's header, or of the archive around it
-        raise DataError(f"{where} is damaged: {str(error) or type(error).__name__}") from None
     longest = LONGEST_NAME * {"S": 1, "U": 4}.get(dtype.kind, dtype.itemsize)
     size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
     negative, fit = min(shape, default=0) < 0, f"its shape {shape} does not fit its {there:,} bytes"

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, explaining
 from fedbandit.core.parts import nearest
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.data.importers import cells
@@ -98,12 +98,10 @@ class TableBatch:
 
     def array(self, name: str) -> Any:
         """A column as an Arrow array of one of few types."""
-        try:
+        with explaining(self._near(name), pa.ArrowException, DataError):
             column = self.columns[name]
             column.validate(full=True)  # text that is not UTF-8 would fail wherever it is read
             return cells.without(cells.plain(column), self.table.missing)
-        except (pa.ArrowException, DataError) as error:
-            raise DataError(f"{self._near(name)}: {one_line(error)}") from None
 
     def names(self, name: str) -> list[str]:
         """A column as names without the space around them; missing values are empty strings."""
@@ -111,10 +109,8 @@ class TableBatch:
         if pa.types.is_nested(array.type):
             where = self.table.column(name)
             raise DataError(f"{where}: expected text or whole numbers, found {array.type}")
-        try:
+        with explaining(self._near(name), DataError):
             return cells.names(array)
-        except DataError as error:
-            raise DataError(f"{self._near(name)}: {error}") from None
 
     def texts(self, name: str) -> list[str]:
         """A column as texts; missing values are empty."""
@@ -142,10 +138,8 @@ class TableBatch:
         """A column of numbers without gaps, float64 [rows]; what is missing or no number is named
         by its row.
         """
-        try:
+        with explaining(self.table.column(name), DataError):
             found = cells.numbers(self.array(name))
-        except DataError as error:
-            raise DataError(f"{self.table.column(name)}: {error}") from None
         self.check_finite(name, found)
         return found
 

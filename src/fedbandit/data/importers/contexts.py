@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError, refuse
+from fedbandit.core.errors import ConfigError, DataError, explaining, refuse
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import open_dataset
@@ -309,12 +309,10 @@ class Survey:
         """The reading of one column; an error names the column and its place."""
         if name not in self._profiles:
             return ColumnReading(name, "text")
-        try:
+        with explaining(self._table.column(name), DataError):
             return self._profiles[name].decide(
                 categories=self._options.categories, scale=self._options.scale
             )
-        except DataError as error:
-            raise DataError(f"{self._table.column(name)}: {error}") from None
 
     def _read_wishes(self, roles: Iterable[str]) -> dict[str, ColumnOverride | None]:
         """The columns that decide, in the table's order, and what the options say about each."""

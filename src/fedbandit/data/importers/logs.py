@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, explaining
 from fedbandit.core.parts import nearest
 from fedbandit.data.encoder import LARGEST
 from fedbandit.data.importers.columns import Csv, Table, exactly
@@ -215,11 +215,8 @@ class DsJson:
                 where = f"{self.path}, line {number}"
                 if len(line) > _LONG:
                     JsonGuard(where).check(line)
-                try:
+                with explaining(f"{where}: not JSON", ValueError, RecursionError):
                     found = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    said = str(error).partition("\n")[0]
-                    raise DataError(f"{where}: not JSON: {said}") from None
                 event = self._event(found, where)
                 if event is None:
                     self.skipped += 1

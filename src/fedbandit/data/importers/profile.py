@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, explaining
 from fedbandit.data.encoder import Cells, Column
 from fedbandit.data.importers import cells
 from fedbandit.data.importers.columns import Table, TableBatch
@@ -92,15 +92,13 @@ class ColumnReading:
     def cells(self, batch: TableBatch) -> Cells:
         """The column's cells in a batch, as its encoder wants them."""
         array = batch.array(self.name)
-        try:
+        with explaining(batch.table.column(self.name), DataError):
             if self.kind == "number":
                 return cells.numbers(array, self.written)
             if self.kind == "date":
                 return cells.dates(array, self.written)
             if self.kind == "flag":
                 return cells.flags(array)
-        except DataError as error:
-            raise DataError(f"{batch.table.column(self.name)}: {error}") from None
         return batch.names(self.name)
 
 
@@ -281,10 +279,8 @@ class Profile:
         """The column as times: dates, or numbers in seconds."""
         dates = max(one.count for one in self._dates.values())
         numbers = max(one.count for one in self._numbers.values())
-        try:
+        with explaining(f"{table.column(self.name)}: no times", DataError):
             return self._date() if dates >= numbers else self._number("raw", "none")
-        except DataError as error:
-            raise DataError(f"{table.column(self.name)}: no times: {error}") from None
 
     def _kind(self, categories: int) -> str:
         """The kind that the cells speak for; `ignore:` is followed by the reason."""

@@ -26,7 +26,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, explaining
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.importers.common import check_unpacked
@@ -161,10 +161,8 @@ def _unpack(path: Path, copy: Path, progress: ProgressReporter) -> None:
             if decompressor.needs_input and not chunk:
                 raise DataError(f"{path}: truncated: the compressed data ends too early")
             advance(len(chunk))
-            try:
+            with explaining(f"{path}: damaged", lzma.LZMAError):
                 target.write(decompressor.decompress(chunk, max_length=_UNPACKED_CHUNK))
-            except lzma.LZMAError as error:
-                raise DataError(f"{path}: damaged: {error}") from None
             advice = "unpack it yourself if it is right"
             check_unpacked(f"{path}:", target.tell(), size, advice, at_least=True)
         if decompressor.unused_data or packed.read(1):
@@ -222,17 +220,15 @@ def find_counts(given: Path | None, name: str, database: Path, progress: Progres
 def _extract(archive: Path, name: str) -> Path:
     """Take one file out of an archive, by its own name only: paths in archives are not trusted."""
     target = archive.with_name(name)
-    try:
-        with tarfile.open(archive, "r:bz2") as tar:
-            member = next(
-                (m for m in tar.getmembers() if m.isfile() and Path(m.name).name == name), None
-            )
-            source = tar.extractfile(member) if member is not None else None
-            if source is None:
-                raise DataError(f"{archive}: holds no file {name}")
-            write_bytes(target, source.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{archive}: cannot be unpacked: {error}") from None
+    broken = explaining(f"{archive}: cannot be unpacked", tarfile.TarError, EOFError, OSError)
+    with broken, tarfile.open(archive, "r:bz2") as tar:
+        member = next(
+            (m for m in tar.getmembers() if m.isfile() and Path(m.name).name == name), None
+        )
+        source = tar.extractfile(member) if member is not None else None
+        if source is None:
+            raise DataError(f"{archive}: holds no file {name}")
+        write_bytes(target, source.read())
     archive.unlink()
     return target
 
@@ -249,10 +245,6 @@ Feature = list[bytes] | np.ndarray
 Row = tuple[str, str, int, Mapping[str, Feature]]
 """Split, client, row number in the table, features."""
 _DTYPES = {"float_list": np.float32, "int64_list": np.int64}
-
-
-class NotAnExample(ValueError):
-    """The bytes are not a serialized `tf.train.Example`."""
 
 
 _SCHEMA = """
@@ -288,11 +280,11 @@ def _example_class() -> Any:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Feature]:
-    """The features of one serialized Example by name, all or only those wanted."""
-    try:
-        stored = _example_class().FromString(data).features.feature
-    except DecodeError as error:
-        raise NotAnExample(str(error)) from None
+    """The features of one serialized Example by name, all or only those wanted.
+
+    Bytes that are none raise protobuf's `DecodeError`.
+    """
+    stored = _example_class().FromString(data).features.feature
     found: dict[str, Feature] = {}
     for name in stored if wanted is None else [name for name in wanted if name in stored]:
         kind = stored[name].WhichOneof("kind")
@@ -379,11 +371,9 @@ class PublishedSqlite:
                     raise DataError(
                         f"{self.path}: examples, row {row}: the client's id is not text: {client!r:.40}"
                     )
-                try:
+                where = f"{self.path}: client {client}, row {row}: not a tf.train.Example"
+                with explaining(where, DecodeError, TypeError):
                     features = parse_example(proto, wanted)
-                except (NotAnExample, TypeError) as error:
-                    where = f"{self.path}: client {client}, row {row}"
-                    raise DataError(f"{where}: not a tf.train.Example: {error}") from None
                 found[split] += 1
                 if found[split] > splits[split]:
                     raise DataError(
@@ -423,24 +413,19 @@ class PublishedSqlite:
 
     def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query; more rows than the file has bytes are pages in a circle."""
-        try:
+        with explaining(f"{self.path}: damaged", sqlite3.Error, UnicodeDecodeError):
             for count, row in enumerate(self._database.execute(query, values)):
                 if count >= self._size:
                     raise DataError(f"{self.path}: damaged: more rows than the file has bytes")
                 yield row
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path}: damaged: {error}") from None
 
 
 def _check_header(path: Path, file: Path) -> None:
     """SQLite notices a cut-off file only when it reads the missing page; the header shows it at
     once.
     """
-    try:
-        with open(file, "rb") as opened:
-            header = opened.read(100)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+    with explaining(str(path), OSError), open(file, "rb") as opened:
+        header = opened.read(100)
     if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
         raise DataError(f"{path}: not a SQLite database")
     page = int.from_bytes(header[16:18], "big")

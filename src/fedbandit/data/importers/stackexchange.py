@@ -19,7 +19,7 @@ from xml.parsers import expat
 
 import numpy as np
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, explaining, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.importers.common import (
@@ -201,10 +201,8 @@ class _Posts:
     def feed(self, chunk: bytes) -> list[Question[str]]:
         """The questions that are complete with the next bytes; none are the end of the file."""
         self._questions, self._silent = [], self._silent + len(chunk)
-        try:
+        with explaining(f"{self._path}: damaged after {self.seen:,} posts", expat.ExpatError):
             self._parser.Parse(chunk, not chunk)
-        except expat.ExpatError as error:
-            raise DataError(f"{self._path}: damaged after {self.seen:,} posts: {error}") from None
         if self._silent > _LARGEST_ELEMENT:
             raise DataError(
                 f"{self._path}: one element is larger than {_LARGEST_ELEMENT:,} bytes; not the Posts.xml of a dump"
@@ -271,21 +269,19 @@ def _the_only(features: Mapping[str, Feature], name: str, where: str) -> bytes:
 def read_word_counts(path: Path, limit: int) -> list[str]:
     """The first `limit` words of a published word count: lines `word count`, most frequent first."""
     words: list[str] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=1):
-                fields = line.split()
-                if len(fields) != 2 or not fields[1].isdigit():
-                    raise DataError(f"{path}, line {number}: expected a word and its count")
-                words.append(fields[0])
-                if len(words) == limit:
-                    break
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    if not words:
-        raise DataError(f"{path}: holds no words")
-    if len(set(words)) < len(words):
-        raise DataError(f"{path}: a word occurs twice")
+    unreadable = explaining(f"{path}: cannot be read", OSError, UnicodeDecodeError)
+    with unreadable, open(path, encoding="utf-8") as file:
+        lines = iter(lambda: file.readline(_LONGEST), "")
+        for number, line in enumerate(islice(lines, limit), start=1):
+            fields = line.split()
+            if len(fields) != 2 or not fields[1].isdigit():
+                raise DataError(f"{path}, line {number}: expected a word and its count")
+            words.append(fields[0])
+    refuse(
+        (not words, f"{path}: holds no words"),
+        (len(set(words)) < len(words), f"{path}: a word occurs twice"),
+        error=DataError,
+    )
     return words
 
 
@@ -293,13 +289,11 @@ def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
     """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's
     order.
     """
-    try:
+    with explaining(f"{path}: cannot be read", OSError, ValueError, RecursionError):
         with open(path, "rb") as file:
             text = file.read(_LARGEST_COUNTS)
         JsonGuard(str(path)).check(text)
         counts = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
     if (
         not isinstance(counts, dict)
         or not counts
