@@ -22,7 +22,7 @@ MODULES = [
     "data.dataset",
     "data.encoder",
     "data.importers.columns",
-    "data.importers.common",
+    "data.importers",
     "data.text",
     "data.writer",
     "deploy.device.device_identity",

@@ -8,7 +8,6 @@ from benchmarks import difficulty
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import catalogue, glyphs, topics
-from fedbandit.data.embedded.glyph_shapes import FORMS, MAX_STROKES, load_shapes
 from fedbandit.data.info import heterogeneity, label_matrix, statistics, writer_effect
 from fedbandit.data.text import EMNIST_ACTIONS
 
@@ -136,10 +135,12 @@ class TestGlyphs:
         assert sorted(header.lower_case) == list(range(10, 36))
 
     def test_every_character_has_forms_that_fit(self):
-        shapes = load_shapes()
-        assert set(FORMS) == set(EMNIST_ACTIONS)
+        shapes = glyphs.load_shapes()
+        assert len(shapes.first) == len(EMNIST_ACTIONS) + 1
+        assert (np.diff(shapes.first) >= 1).all()
+        assert shapes.first[-1] == len(shapes.points) == len(shapes.strokes)
         assert shapes.strokes.min() >= 1
-        assert shapes.strokes.max() <= MAX_STROKES
+        assert shapes.strokes.max() <= glyphs.MAX_STROKES
         assert shapes.points.min() > -0.1
         assert shapes.points.max() < 1.5
 

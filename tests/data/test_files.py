@@ -9,8 +9,8 @@ from published import image
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
+from fedbandit.data.importers import importing
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
-from fedbandit.data.importers.common import importing
 from fedbandit.data.importers.images import import_leaf
 from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
 from fedbandit.data.text import EMNIST_ACTIONS

@@ -11,7 +11,7 @@ import pytest
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.importers.common import HoldOut
+from fedbandit.data.importers import HoldOut
 from fedbandit.data.importers.tables import (
     LoggedOptions,
     TableOptions,

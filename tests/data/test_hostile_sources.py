@@ -14,7 +14,7 @@ from test_files import ARRAYS, handwriting, save
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT
-from fedbandit.data.importers import common as limits
+from fedbandit.data import importers as limits
 from fedbandit.data.importers import published, stackexchange
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
 from fedbandit.data.importers.images import import_emnist

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.importers.common import HoldOut
+from fedbandit.data.importers import HoldOut
 from fedbandit.data.text import (
     EMNIST_ACTIONS,
     BagOfWords,

@@ -9,7 +9,7 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.process import Stopwatch
-from fedbandit.data.embedded.realizable import realizable
+from fedbandit.data.embedded import realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.gate import Gate
 from fedbandit.evaluation.metrics import expected_rewards, policy_value

@@ -6,7 +6,7 @@ from builders import dataset_in_memory
 from known_worlds import exact_regret
 
 from fedbandit.core.prediction import Prediction
-from fedbandit.data.embedded.realizable import features_of, realizable
+from fedbandit.data.embedded import features_of, realizable
 from fedbandit.evaluation.metrics import policy_value
 from fedbandit.policies import EpsilonGreedy, Greedy, Uniform
 

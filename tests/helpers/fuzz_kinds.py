@@ -25,7 +25,7 @@ from small_runs import small_config
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError
 from fedbandit.data import FederatedDataset
-from fedbandit.data.importers.common import importing
+from fedbandit.data.importers import importing
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device.participant import Participant

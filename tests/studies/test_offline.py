@@ -14,7 +14,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
-from fedbandit.data.embedded.realizable import realizable
+from fedbandit.data.embedded import realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.round import run_round
 from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression

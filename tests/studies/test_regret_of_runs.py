@@ -8,7 +8,7 @@ from known_worlds import exact_regret
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.embedded.realizable import features_of, realizable
+from fedbandit.data.embedded import features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.logs import LinearSums, linear_sums
 from fedbandit.policies import Greedy, Uniform

@@ -737,7 +737,7 @@ def _estimated(importer: Callable[[Path], Path], out: Path) -> Path:
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:
     """Run an importer into a folder that appears only when complete, and print the result."""
-    from fedbandit.data.importers.common import importing
+    from fedbandit.data.importers import importing
     from fedbandit.data.info import outcome
 
     try:

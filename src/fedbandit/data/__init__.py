@@ -80,12 +80,9 @@ def import_frame(
         >>> shop.train.num_examples, shop.header.actions
         (3, ('films', 'news'))
     """
-    from fedbandit.data.importers.common import importing
-    from fedbandit.data.importers.tables import TableOptions, import_table
+    from fedbandit.data.importers.tables import TableOptions
 
-    with importing(out):
-        chosen = TableOptions(client=client, labels=labels, **options)
-        return FederatedDataset.open(import_table(frame, out, chosen))
+    return _imported(frame, out, TableOptions, client=client, labels=labels, **options)
 
 
 def import_log(
@@ -112,14 +109,19 @@ def import_log(
         >>> log.train.log.actions.tolist(), log.header.actions
         ([0, 1, 1], ('call', 'mail'))
     """
-    from fedbandit.data.importers.common import importing
-    from fedbandit.data.importers.tables import LoggedOptions, import_table
+    from fedbandit.data.importers.tables import LoggedOptions
+
+    columns = {"client": client, "action": action, "reward": reward, "propensity": propensity}
+    return _imported(frame, out, LoggedOptions, **columns, **options)
+
+
+def _imported(frame: Any, out: str | Path, kind: Any, **options: Any) -> FederatedDataset:
+    """Import a frame with options of this kind, and open the result."""
+    from fedbandit.data.importers import importing
+    from fedbandit.data.importers.tables import import_table
 
     with importing(out):
-        chosen = LoggedOptions(
-            client=client, action=action, reward=reward, propensity=propensity, **options
-        )
-        return FederatedDataset.open(import_table(frame, out, chosen))
+        return FederatedDataset.open(import_table(frame, out, kind(**options)))
 
 
 def _embedded(name: str) -> Path:

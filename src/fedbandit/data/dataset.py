@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, FiniteFloat
 
 from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec, rows_at
-from fedbandit.core.errors import DataError, explaining
+from fedbandit.core.errors import DataError, explaining, refuse
 from fedbandit.core.files import read_checked
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
@@ -422,22 +422,19 @@ def _how_to_import(path: Path) -> str:
 
 def _read_header(reader: FolderReader) -> Header:
     path = reader.folder
-    if not path.is_dir() and path.exists():
-        raise DataError(
-            f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
-        )
-    if not (path / "header.json").exists():
-        raise DataError(
-            f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one"
-        )
+    a_file = f"is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
+    no_header = "not a data set folder (no header.json); `fedbandit data import` makes one"
+    refuse(
+        (path.exists() and not path.is_dir(), f"{path}: {a_file}"),
+        (not (path / "header.json").exists(), f"{path}: {no_header}"),
+        error=DataError,
+    )
     fields = reader.json("header.json")
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
-    found = fields.get("version")
-    if found != VERSION:
-        raise DataError(
-            f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
-        )
+    if (found := fields.get("version")) != VERSION:
+        version = f"format version {found}, this fedbandit reads {VERSION}"
+        raise DataError(f"{path}: {version}; import it again")
     reader.look_at(CHECKSUMS)
     try:
         return Header.from_json(fields)

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedbandit.core.contexts import Features, rows_between
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split
@@ -138,12 +138,12 @@ def export_open_bandit(
             f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson"
         )
     features = _feature_names(dataset)
-    if len(features) > _MOST_COLUMNS:
-        raise DataError(
-            f"{dataset.header.name}: {len(features):,} features; as columns {_MOST_COLUMNS:,} are the most"
-        )
-    if out.exists():
-        raise DataError(f"{out}: already exists; nothing was overwritten")
+    many = f"{len(features):,} features; as columns {_MOST_COLUMNS:,} are the most"
+    refuse(
+        (len(features) > _MOST_COLUMNS, f"{dataset.header.name}: {many}"),
+        (out.exists(), f"{out}: already exists; nothing was overwritten"),
+        error=DataError,
+    )
     out.mkdir(parents=True)
     columns = [f"user_feature_{place}" for place in range(len(features))]
     with _writing(out / f"{split}.csv") as file:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError, explaining
+from fedbandit.core.errors import ConfigError, DataError, explaining, refuse
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.data.encoder import Encoder
@@ -333,10 +333,12 @@ def statistics(dataset: FederatedDataset) -> Iterator[str]:
     data without labels.
     """
     header, train = dataset.header, dataset.train
-    if header.items is not None:
-        raise DataError(f"{header.name}: has candidates; statistics are about fixed actions")
-    if not len(train.labels.ids):
-        raise DataError(f"{header.name}: no example has a label; statistics are about labels")
+    bare, listed = not len(train.labels.ids), header.items is not None
+    refuse(
+        (listed, f"{header.name}: has candidates; statistics are about fixed actions"),
+        (bare, f"{header.name}: no example has a label; statistics are about labels"),
+        error=DataError,
+    )
     yield f"data set                     {header.name} ({header.kind}, {header.num_actions} actions)"
     for name, split in dataset.splits.items():
         yield f"{name + ' clients, examples':<28} {split.num_clients:,}, {split.num_examples:,}"

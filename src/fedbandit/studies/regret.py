@@ -22,7 +22,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import refuse
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
+from fedbandit.data.embedded import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.environments import Scenario
 from fedbandit.evaluation.logs import LinearSums, linear_sums

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
@@ -77,10 +77,16 @@ def generate(
     Up to `shown` of `items` are candidates at a time. `personal` is the share of users' tastes that
     they do not have in common.
     """
-    if not (items >= 4 * shown and shown >= 2 and users >= 1):
-        raise ConfigError("items: at least four times shown, with shown >= 2 and users >= 1")
-    if not (0 <= personal <= 1 and 0 <= test_fraction <= 1):
-        raise ConfigError("personal: from 0 to 1, as test_fraction")
+    refuse(
+        (
+            not (items >= 4 * shown and shown >= 2 and users >= 1),
+            "items: at least four times shown, with shown >= 2 and users >= 1",
+        ),
+        (
+            not (0 <= personal <= 1 and 0 <= test_fraction <= 1),
+            "personal: from 0 to 1, as test_fraction",
+        ),
+    )
     shop, tastes = _shop(seed, items)
     everybody = users + round(test_fraction * users)
     source = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
@@ -49,10 +49,16 @@ def generate(
     time. `personal` is the share of users' tastes that they do not have in common: 0 is a world
     that one model can learn, 1 is one where nothing is shared.
     """
-    if not (1 <= dimension <= 64 and shown >= 2 and users >= 1):
-        raise ConfigError("dimension: 1 to 64, with shown >= 2 and users >= 1")
-    if not (0 <= personal <= 1 and 0 <= test_fraction <= 1):
-        raise ConfigError("personal: from 0 to 1, as test_fraction")
+    refuse(
+        (
+            not (1 <= dimension <= 64 and shown >= 2 and users >= 1),
+            "dimension: 1 to 64, with shown >= 2 and users >= 1",
+        ),
+        (
+            not (0 <= personal <= 1 and 0 <= test_fraction <= 1),
+            "personal: from 0 to 1, as test_fraction",
+        ),
+    )
     rng = generator(seed, Purpose.DATA, _WORLD)
     subjects = rng.standard_normal((_SUBJECTS, dimension))
     common = rng.standard_normal((1 + _TRAITS, dimension)) / np.sqrt(dimension)

@@ -12,11 +12,76 @@ from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.data.embedded.glyph_shapes import MAX_STROKES, Shapes, load_shapes
 from fedbandit.data.text import EMNIST_ACTIONS, EMNIST_LOWER_CASE
 from fedbandit.data.writer import DatasetWriter
 
 SIDE = 28  # pixels
+MAX_STROKES = 4  # of a character
+POINTS = 24  # per stroke: enough that the straight pieces between them do not show at 28 pixels
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """All forms of all characters, numbered through; unused strokes are zero."""
+
+    points: np.ndarray  # float32 [forms, strokes, points, 2]
+    strokes: np.ndarray  # int32 [forms]: how many strokes are used
+    first: np.ndarray  # int32 [62 + 1]: the forms of class c are first[c]:first[c + 1]
+
+
+def load_shapes() -> Shapes:
+    """The forms in `strokes.txt`, classes in the order of EMNIST."""
+    lines = Path(__file__).with_name("strokes.txt").read_text(encoding="utf-8").splitlines()
+    given = [line.split(maxsplit=1) for line in lines if not line.startswith("#")]
+    given.sort(key=lambda form: EMNIST_ACTIONS.index(form[0]))  # stable: forms keep their order
+    forms = [[_stroke(*one.split()) for one in form.split(";")] for _, form in given]
+    points = np.zeros((len(forms), MAX_STROKES, POINTS, 2), np.float32)
+    for place, strokes in zip(points, forms, strict=True):
+        place[: len(strokes)] = strokes
+    classes = np.array([EMNIST_ACTIONS.index(character) for character, _ in given])
+    starts = np.searchsorted(classes, np.arange(len(EMNIST_ACTIONS) + 1)).astype(np.int32)
+    return Shapes(points, np.array([len(strokes) for strokes in forms], np.int32), starts)
+
+
+def _stroke(kind: str, *numbers: str) -> np.ndarray:
+    values = np.array(numbers, np.float64)
+    if kind == "O":
+        x, y, radius_x, radius_y, start, stop = values
+        angle = np.radians(np.linspace(start, stop, 200))
+        path = np.stack([x + radius_x * np.cos(angle), y + radius_y * np.sin(angle)], axis=1)
+    elif kind == "C":
+        path = _smooth(values.reshape(-1, 2))
+    else:
+        path = values.reshape(-1, 2)
+    return _evenly_spaced(path)
+
+
+def _smooth(knots: np.ndarray) -> np.ndarray:
+    """A Catmull-Rom curve through the knots."""
+    padded = np.concatenate([2 * knots[:1] - knots[1:2], knots, 2 * knots[-1:] - knots[-2:-1]])
+    t = np.linspace(0, 1, 20)[:, None]
+    pieces = [
+        0.5
+        * (
+            2 * b
+            + (c - a) * t
+            + (2 * a - 5 * b + 4 * c - d) * t**2
+            + (3 * b - a - 3 * c + d) * t**3
+        )
+        for a, b, c, d in zip(padded, padded[1:], padded[2:], padded[3:], strict=False)
+    ]
+    return np.concatenate(pieces)
+
+
+def _evenly_spaced(path: np.ndarray) -> np.ndarray:
+    along = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+    places = np.linspace(0, along[-1], POINTS)
+    if (
+        len(path) <= 6
+    ):  # straight lines: points move to the nearest corner, so that corners stay sharp
+        for corner in along[1:-1]:
+            places[np.abs(places - corner).argmin()] = corner
+    return np.stack([np.interp(places, along, path[:, axis]) for axis in (0, 1)], axis=1)
 
 
 @numba.njit(nogil=True, cache=True)

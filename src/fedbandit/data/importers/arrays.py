@@ -20,7 +20,7 @@ from fedbandit.core.errors import ConfigError, DataError, explaining, refuse
 from fedbandit.core.parts import nearest
 from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.importers.common import (
+from fedbandit.data.importers import (
     LONGEST_NAME,
     MOST_ACTIONS,
     HoldOut,

@@ -23,11 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedbandit.core.errors import ConfigError, DataError, explaining
+from fedbandit.core.errors import ConfigError, DataError, explaining, refuse
 from fedbandit.core.parts import nearest
 from fedbandit.core.progress import ProgressReporter
-from fedbandit.data.importers import cells
-from fedbandit.data.importers.common import check_unpacked, refuse_packed
+from fedbandit.data.importers import cells, check_unpacked, refuse_packed
 from fedbandit.data.text import split_labels
 
 _CSV_BLOCK = 1 << 20  # bytes; also the longest row that can be read
@@ -326,18 +325,16 @@ def _part(array: Any, path: tuple[str | int, ...]) -> Any:
 
 def _file(path: Path, encoding: str | None, delimiter: str | None, header: bool | None) -> Source:
     """The source for a file, by the end of its name; `DataError` says what can be read instead."""
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder, not a .csv, .tsv or .parquet file")
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
     kind = _ALIASES.get(path.suffix.lower(), "csv" if delimiter else None)
-    if path.suffix.lower() in _EXCEL:
-        convert = f"pandas.read_excel('{path.name}').to_csv('{path.stem}.csv', index=False)"
-        raise DataError(
-            f'{path}: a spreadsheet; save it as CSV there, or: python -c "import pandas; {convert}"'
-        )
-    if kind is None:
-        raise DataError(f"{path}: {_KINDS}")
+    convert = f"pandas.read_excel('{path.name}').to_csv('{path.stem}.csv', index=False)"
+    sheet = f'a spreadsheet; save it as CSV there, or: python -c "import pandas; {convert}"'
+    refuse(
+        (path.is_dir(), f"{path}: is a folder, not a .csv, .tsv or .parquet file"),
+        (not path.is_file(), f"{path}: no such file"),
+        (path.suffix.lower() in _EXCEL, f"{path}: {sheet}"),
+        (kind is None, f"{path}: {_KINDS}"),
+        error=DataError,
+    )
     return Parquet(path) if kind == "parquet" else Csv(path, encoding, delimiter, header)
 
 

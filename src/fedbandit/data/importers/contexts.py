@@ -19,8 +19,8 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data import open_dataset
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.encoder import Encoder
+from fedbandit.data.importers import check_counts
 from fedbandit.data.importers.columns import Table, TableBatch
-from fedbandit.data.importers.common import check_counts
 from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
 from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
 
@@ -347,18 +347,14 @@ class Survey:
     def _check_like(self, like: FederatedDataset) -> None:
         """Refuse another data set that cannot decide about this table's columns."""
         encoder = self._encoder
-        if (
-            encoder is not None
-            and self._options.text
-            and list(self._options.text) != list(encoder.text)
-        ):
-            raise ConfigError(
-                f"like: {like.header.name} has its text in {', '.join(encoder.text) or 'no column'}"
-            )
-        if encoder is None and (like.header.kind != "sparse" or not self._wishes):
-            raise ConfigError(
-                f"like: {like.header.name} has no columns of a table, nor text; name what is text"
-            )
+        text = () if encoder is None else encoder.text
+        other = encoder and self._options.text and tuple(self._options.text) != text
+        neither = encoder is None and (like.header.kind != "sparse" or not self._wishes)
+        name = f"like: {like.header.name}"
+        refuse(
+            (other, f"{name} has its text in {', '.join(text) or 'no column'}"),
+            (neither, f"{name} has no columns of a table, nor text; name what is text"),
+        )
 
     def _decided_by(self, like: FederatedDataset) -> ContextPlan:
         """The plan that another data set's encoder and words make for this table."""

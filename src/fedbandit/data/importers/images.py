@@ -8,9 +8,9 @@ from typing import Any
 import ijson
 import numpy as np
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.data.importers.common import GuardedJson, HoldOut, Rows, one_each, write_rows
+from fedbandit.data.importers import GuardedJson, HoldOut, Rows, one_each, write_rows
 from fedbandit.data.importers.published import open_published
 from fedbandit.data.text import EMNIST_ACTIONS, case_map
 from fedbandit.data.writer import DatasetWriter, check_target
@@ -115,10 +115,11 @@ def _check_image(pixels: Any, label: Any, classes: int, where: str) -> None:
         raise DataError(f"{where}: feature 'pixels' is missing or is not {SIDE * SIDE} floats")
     if not _is_array(label, np.int64, 1):
         raise DataError(f"{where}: feature 'label' is missing or is not one whole number")
-    if not 0 <= label[0] < classes:
-        raise DataError(f"{where}: label {label[0]} is outside 0..{classes - 1}")
-    if not np.isfinite(pixels).all():
-        raise DataError(f"{where}: a pixel is not finite (NaN or infinity)")
+    refuse(
+        (not 0 <= label[0] < classes, f"{where}: label {label[0]} is outside 0..{classes - 1}"),
+        (not np.isfinite(pixels).all(), f"{where}: a pixel is not finite (NaN or infinity)"),
+        error=DataError,
+    )
 
 
 def _is_array(found: Any, dtype: type, length: int) -> bool:

@@ -19,8 +19,8 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.data.dataset import Catalogue, FederatedDataset
 from fedbandit.data.encoder import Encoder
+from fedbandit.data.importers import Rows
 from fedbandit.data.importers.columns import TableBatch
-from fedbandit.data.importers.common import Rows
 from fedbandit.data.importers.contexts import ColumnOptions, ContextPlan, Survey
 from fedbandit.data.importers.profile import ColumnReading, Profile
 from fedbandit.data.writer import rewrite

@@ -16,8 +16,8 @@ import pyarrow as pa
 from fedbandit.core.errors import ConfigError, DataError, explaining
 from fedbandit.core.parts import nearest
 from fedbandit.data.encoder import LARGEST
+from fedbandit.data.importers import MOST_ACTIONS, JsonGuard
 from fedbandit.data.importers.columns import Csv, Table, exactly
-from fedbandit.data.importers.common import MOST_ACTIONS, JsonGuard
 from fedbandit.data.importers.contexts import ColumnOptions
 from fedbandit.data.importers.items import ItemOptions
 from fedbandit.data.importers.tables import LoggedOptions

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from fedbandit.core.errors import DataError, explaining
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.data.importers.common import check_unpacked
+from fedbandit.data.importers import check_unpacked
 from fedbandit.data.validation import cache_folder
 
 _CHUNK = 1 << 18
@@ -84,8 +84,7 @@ def _transfer(url: str, partial: Path, progress: ProgressReporter) -> dict[str, 
     with response:
         resumed = response.status == http.client.PARTIAL_CONTENT
         start = have if resumed else 0
-        total = _total(response.headers) if resumed else _length(response.headers)
-        _receive(response, partial, start, total, url, progress)
+        _receive(response, partial, start, _total(response.headers), url, progress)
         return _published_checksums(response.headers)
 
 
@@ -120,15 +119,14 @@ def _receive(
         )
 
 
-def _length(headers: Message) -> int | None:
-    """The length of an answer, where the server says it."""
-    text = headers.get("Content-Length")
-    return int(text) if text and text.isdigit() else None
-
-
 def _total(headers: Message) -> int | None:
-    """The length of the whole file in `Content-Range: bytes 5-9/10` or `bytes */10`."""
-    text = headers.get("Content-Range", "").rpartition("/")[2]
+    """The length of the whole file, where the server says it.
+
+    An answer with a part of the file, or with none, has it in `Content-Range: bytes 5-9/10` or
+    `bytes */10`; an answer with all of it in `Content-Length: 10`.
+    """
+    length = headers.get("Content-Range", headers.get("Content-Length", ""))
+    text = length.rpartition("/")[2]
     return int(text) if text.isdigit() else None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from fedbandit.core.errors import DataError, explaining, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.importers.common import (
+from fedbandit.data.importers import (
     Dropped,
     HoldOut,
     JsonGuard,

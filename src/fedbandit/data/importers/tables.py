@@ -20,18 +20,18 @@ from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log
-from fedbandit.data.importers import cells
-from fedbandit.data.importers.columns import WHOLE, Table, TableBatch, split_names
-from fedbandit.data.importers.common import (
+from fedbandit.data.importers import (
     Addresses,
     Dropped,
     HoldOut,
     Rows,
+    cells,
     check_counts,
     one_each,
     unlabelled,
     write_rows,
 )
+from fedbandit.data.importers.columns import WHOLE, Table, TableBatch, split_names
 from fedbandit.data.importers.contexts import ColumnOptions, ContextPlan, Survey, summary
 from fedbandit.data.importers.items import ItemOptions, ItemTable, Lists, places
 from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
@@ -71,10 +71,12 @@ class RowOptions(ColumnOptions):
         super().__post_init__()
         check_counts(actions=self.actions)
         HoldOut(self.test_fraction, by_client=True)
-        if self.where is not None and not _CONDITION.match(self.where):
-            raise ConfigError(f"where: expected COLUMN>=NUMBER or so, got {self.where!r}")
-        if self.items is not None and self.actions is not None:
-            raise ConfigError("actions: the items of a catalogue are chosen from; leave it out")
+        unfit = self.where is not None and not _CONDITION.match(self.where)
+        both = self.items is not None and self.actions is not None
+        refuse(
+            (unfit, f"where: expected COLUMN>=NUMBER or so, got {self.where!r}"),
+            (both, "actions: the items of a catalogue are chosen from; leave it out"),
+        )
 
     def answers(self, table: Table, progress: ProgressReporter) -> "Answers":
         """The part that reads what rows answer: labels or feedback."""
