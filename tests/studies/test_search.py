@@ -25,7 +25,7 @@ GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
 
 def _best_point(name, config, grid, folder, said):
     """The point that a search in `folder/name` chooses."""
-    search = Search(folder, LocalRunner(1), said.append, deadline=time.monotonic() + 600)
+    search = Search(folder.joinpath, LocalRunner(1), said.append, deadline=time.monotonic() + 600)
     return best_points({name: config}, {name: grid}, search)[name].point
 
 

@@ -330,14 +330,8 @@ def run_contest(
         f" {plan.rounds} rounds, deploying every {plan.deploy_every}"
     )
     first = {name: plan.first(config) for name, config in configs.items()}
-    search = Search(out / "stage-1", runner, say, plan.tries, _EXTEND)
-    folders = {folder_name(name): name for name in grids}
-    tuned = best_points(
-        {place: first[name] for place, name in folders.items()},
-        {place: grids[name] for place, name in folders.items()},
-        search,
-    )
-    choices = {name: tuned[place] for place, name in folders.items()}
+    search = Search(_below(out / "stage-1"), runner, say, plan.tries, _EXTEND)
+    choices = best_points({name: first[name] for name in grids}, grids, search)
     ranked = sorted(
         (name for name in choices if choices[name].reward is not None),
         key=lambda name: -(choices[name].reward or 0.0),
@@ -351,7 +345,7 @@ def run_contest(
         f"stage 2: {', '.join(finalists)}; {counted(plan.seeds, 'seed')},"
         f" {plan.longer * plan.rounds} rounds"
     )
-    curves = _run(finalists, plan, out / "stage-2", runner)
+    curves = run_members(finalists, range(plan.seeds), _below(out / "stage-2"), runner=runner)
     name, held_out = _held_out(curves)
     held = Contest(
         dataset, plan, choices, finalists, curves, constants, held_out, name,
@@ -367,16 +361,9 @@ def run_contest(
     return replace(held, periods=periods, private=private, private_note=note)
 
 
-def _run(
-    members: Mapping[str, Config], plan: AdvicePlan, out: Path, runner: Runner
-) -> dict[str, Curves]:
-    """The curves of members over the plan's seeds, in folders below `out`."""
-    return run_members(
-        members,
-        range(plan.seeds),
-        lambda name: out / folder_name(name),
-        runner=runner,
-    )
+def _below(out: Path) -> Callable[[str], Path]:
+    """The folders of contenders below `out`, by their names."""
+    return lambda name: out / folder_name(name)
 
 
 def _kept_plan(out: Path) -> AdvicePlan | None:
@@ -462,7 +449,7 @@ def _other_periods(
     others = sorted({max(1, round(every * factor)) for factor in _PERIODS} - {every})
     say(f"deploying every {' and '.join(map(str, others))} rounds instead of {every}")
     members = {str(n): config.with_values({"deploy_every": n}) for n in others}
-    found = _run(members, plan, out / "periods", runner)
+    found = run_members(members, range(plan.seeds), _below(out / "periods"), runner=runner)
     return {every: usual, **{int(name): curves for name, curves in found.items()}}
 
 
@@ -498,10 +485,11 @@ def _under_privacy(
     try:
         member = config.with_values(settings)
         build_experiment(plan.second(member), held.dataset)
-        search = Search(out / "stage-1", runner, say, plan.tries, _EXTEND)
+        search = Search(_below(out / "stage-1"), runner, say, plan.tries, _EXTEND)
         choice = best_points({label: member}, {label: grid}, search)[label]
         member = plan.second(member).with_values(choice.point)
-        curves = _run({label: member}, plan, out / "private", runner)[label]
+        seeds, place = range(plan.seeds), _below(out / "private")
+        curves = run_members({label: member}, seeds, place, runner=runner)[label]
     except ConfigError as error:
         return {}, f"epsilon {epsilon:g} cannot be had here: {error}"
     note = (

@@ -231,7 +231,7 @@ def run_bakeoff(
         here = list(group)
         say(f"{situation}: tuning {counted(sum(bool(cell.grid) for cell in here), 'contender')}")
         tuned = {cell.name: cell for cell in here if cell.grid}
-        search = Search(out / "tuning", runner, say, spec.tries, spec.extend)
+        search = Search((out / "tuning").joinpath, runner, say, spec.tries, spec.extend)
         choices |= best_points(
             {name: cell.config for name, cell in tuned.items()},
             {name: cell.grid for name, cell in tuned.items()},

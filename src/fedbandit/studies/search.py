@@ -353,12 +353,13 @@ def _numbers(values: Iterable[Any]) -> list[float]:
 class Search:
     """Where searches run and keep their choices, and how much they try.
 
-    `tries` is the number of points that each looks at, None for the whole grid. `extend` is how
-    often a best point on the edge is followed beyond it. `deadline` is of `time.monotonic`; without
-    one, the same call always chooses the same.
+    `folder(name)` is where a member's candidates and its choice lie, often `out.joinpath`. `tries`
+    is the number of points that each looks at, None for the whole grid. `extend` is how often a
+    best point on the edge is followed beyond it. `deadline` is of `time.monotonic`; without one,
+    the same call always chooses the same.
     """
 
-    folder: Path
+    folder: Callable[[str], Path]
     runner: Runner = HERE
     say: Callable[[str], None] = print
     tries: int | None = None
@@ -416,13 +417,13 @@ def best_points(
     """Tune every member on its own grid with the same number of tries, all of them side by side.
 
     A member's own values are tried first, then points of its grid in a fixed random order, all on
-    `TUNING_SEED`. Choices are kept in `search.folder/NAME/choice.json` and used again: with more
+    `TUNING_SEED`. Choices are kept in `search.folder(NAME)/choice.json` and used again: with more
     time a search could choose another point, and the runs made with it would be lost.
     """
     found: dict[str, Choice] = {}
     open_members: dict[str, tuple[dict[str, Any], list[SearchCandidate]]] = {}
     for name, config in members.items():
-        if (kept := Choice.read(search.folder / name / "choice.json", config)) is not None:
+        if (kept := Choice.read(search.folder(name) / "choice.json", config)) is not None:
             found[name] = kept
             continue
         flat = flatten(config.model_dump())
@@ -470,7 +471,7 @@ def _raced(
 
 def _place(search: Search, name: str, candidate: SearchCandidate, seed: int) -> Path:
     """The folder of a candidate: below that of its member."""
-    return search.folder / name / candidate.name
+    return search.folder(name) / candidate.name
 
 
 def _chosen(
@@ -511,9 +512,10 @@ def _chosen(
         ],
         "for": config.identity(),
     }
-    (search.folder / name).mkdir(parents=True, exist_ok=True)
+    place = search.folder(name)
+    place.mkdir(parents=True, exist_ok=True)
     kept = json.loads(json.dumps(kept))  # as it will be read: lists, not tuples
-    write_json(search.folder / name / "choice.json", {**kept, "digest": _digest(kept)})
+    write_json(place / "choice.json", {**kept, "digest": _digest(kept)})
     return Choice(point, looked, size, tuple(edges), reward)
 
 
@@ -584,7 +586,7 @@ def tune(
     for key, grid in grids.items():
         share = max(ends - time.monotonic(), 0.0) * sizes[key] / sum(sizes.values())
         say(f"tuning {key} ({share / 60:.1f} minutes)")
-        search = Search(out, runner, say, deadline=time.monotonic() + max(share, 1.0))
+        search = Search(out.joinpath, runner, say, deadline=time.monotonic() + max(share, 1.0))
         found |= best_points({key: members[key]}, {key: grid}, search)
         del sizes[key]
     return found
