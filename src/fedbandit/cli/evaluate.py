@@ -207,12 +207,12 @@ def train_offline(
     start = {"rounds": 100, "clients_per_round": size, "policy": explores}
     named = {"objective.name": objective, "rounds": rounds}
     config = configured(what or fedbandit.Config.build(start), settings, named)
-    refuse((out.suffix != ".safetensors", f"--out: {out} must end in .safetensors"))
     refuse(
+        (out.suffix != ".safetensors", f"--out: {out} must end in .safetensors"),
         (
             out.exists() and not force,
             f"{out}: already exists; use another name, or --force to overwrite it",
-        )
+        ),
     )
     trained = train_from_logs(config, dataset, estimate_propensities=estimate_propensities)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=version)

@@ -115,9 +115,6 @@ def _from_file(path: Path, header: Header) -> Scorer:
             or model.actions != header.actions,
             f"{path}: made for other contexts or other actions than {header.name} has",
         ),
-        error=DataError,
-    )
-    refuse(
         (
             model.encoder != header.encoder,
             f"{path}: made for other columns than {header.name} has; import the data with --like",
@@ -213,12 +210,12 @@ def export(
     """
     out, kind = Path(out), format or Path(out).suffix.removeprefix(".")
     writers = {"safetensors": DeviceModel.to_bytes, "onnx": to_onnx, "json": to_linear_json}
-    refuse((kind not in writers, f"format: {kind or 'nothing'!r} is none of {', '.join(writers)}"))
     refuse(
+        (kind not in writers, f"format: {kind or 'nothing'!r} is none of {', '.join(writers)}"),
         (
             out.exists() and not overwrite,
             f"{out}: already exists; use another name, or --force to overwrite it",
-        )
+        ),
     )
     model = load_model(run, dataset, catalogue)
     if policy is not None:
