@@ -272,12 +272,9 @@ class Results:
             {str(run.environment["data"]) for run in self.runs if "data" in run.environment}
         )
         periods = {run.config.get("deploy_every") for run in self.runs}
-        seeds = {len(_comparable([self.runs[i] for i in of])) for of in self._groups.values()}
+        seeds = {len(runs) for runs in self._comparable.values()}
         over = f"{seeds.pop()} seeds" if len(seeds) == 1 else "seeds"
-        chosen = {
-            label: _comparable([self.runs[i] for i in of]) for label, of in self._groups.items()
-        }
-        curves = {label: _curves(runs, metric) for label, runs in chosen.items()}
+        curves = {label: _curves(runs, metric) for label, runs in self._comparable.items()}
         figure = curves_figure(
             curves,
             title=title or (f"{words} on {', '.join(data)}" if data else words),
@@ -303,9 +300,7 @@ class Results:
             >>> row["configuration"], row["runs"], row["rounds"], list(row)[3:]
             ('greedy', 1, 2, ['running_reward', 'standard_error', 'test_recall_at_5'])
         """
-        rows = [
-            _summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()
-        ]
+        rows = [_summary_row(label, runs) for label, runs in self._comparable.items()]
         rows.sort(
             key=lambda row: -math.inf if row["running_reward"] is None else row["running_reward"]
         )
@@ -333,8 +328,8 @@ class Results:
                 f"against: no configuration is called {against!r}{nearest(against, self._groups)}"
             )
         rewards = {}
-        for label, of in self._groups.items():
-            last = {run.seed: run.last(metric) for run in _comparable([self.runs[i] for i in of])}
+        for label, runs in self._comparable.items():
+            last = {run.seed: run.last(metric) for run in runs}
             rewards[label] = {seed: value for seed, value in last.items() if not math.isnan(value)}
         return differences(rewards, against)
 
@@ -348,6 +343,19 @@ class Results:
             return groups
         data = [labels.made_from(run.environment) for run in self.runs]
         return labels.grouped([run.config for run in self.runs], data)
+
+    @cached_property
+    def _comparable(self) -> dict[str, list[RunRecord]]:
+        """The runs of each configuration that may be averaged: finished ones of one length, or
+        else the longest.
+        """
+        chosen = {}
+        for label, of in self._groups.items():
+            runs = [self.runs[i] for i in of]
+            ended = [run for run in runs if run.status is None] or runs
+            longest = max(run.rounds for run in ended)
+            chosen[label] = [run for run in ended if run.rounds == longest]
+        return chosen
 
     def _require(self, metric: str) -> None:
         if metric not in self.metrics:
@@ -397,17 +405,7 @@ class ResultsSummary:
 _SUMMARY = ("configuration", "runs", "rounds", "running_reward", "standard_error")
 
 
-def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of a configuration that may be averaged: finished ones of one length, or else the
-    longest.
-    """
-    ended = [run for run in runs if run.status is None] or list(runs)
-    longest = max(run.rounds for run in ended)
-    return [run for run in ended if run.rounds == longest]
-
-
 def _summary_row(label: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    runs = _comparable(runs)
     final = [value for run in runs if not math.isnan(value := run.last("running_reward"))]
     row: dict[str, Any] = {
         "configuration": label,
