@@ -10,7 +10,7 @@ from math import exp, inf, nan, sqrt
 
 import numpy as np
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, refuse
 from fedbandit.core.randomness import Purpose, uniforms
 
 _COLUMNS = ("rewards", "propensities", "target", "predicted", "expected")
@@ -56,10 +56,18 @@ class Records:
                 raise DataError(f"{name}: {len(column)} values for {self.bounds[-1]} events")
             if len(bad := np.flatnonzero(~np.isfinite(column))):
                 raise DataError(f"{name}: event {int(bad[0])} is not finite")
-        if ((self.propensities <= 0) | (self.propensities > 1)).any():
-            raise DataError("propensities: must be above 0 and at most 1")
-        if ((self.target < 0) | (self.target > 1 + 1e-6)).any():
-            raise DataError("target: probabilities must lie between 0 and 1")
+        logged, target = self.propensities, self.target
+        refuse(
+            (
+                ((logged <= 0) | (logged > 1)).any(),
+                "propensities: must be above 0 and at most 1",
+            ),
+            (
+                ((target < 0) | (target > 1 + 1e-6)).any(),
+                "target: probabilities must lie between 0 and 1",
+            ),
+            error=DataError,
+        )
 
     def __len__(self) -> int:
         return len(self.rewards)

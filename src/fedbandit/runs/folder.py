@@ -476,12 +476,8 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file, not a run folder")
         if not (self.path / "config.toml").exists():
-            strangers = (
-                [p.name for p in self.path.iterdir() if not _ours(p.name)]
-                if self.path.exists()
-                else []
-            )
-            if strangers:
+            there = self.path.iterdir() if self.path.exists() else ()
+            if strangers := [file.name for file in there if not _ours(file.name)]:
                 raise ConfigError(
                     f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten"
                 )
