@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.deploy.private_files import (
-    check_format,
-    check_structure,
-    first_line,
-    make_private,
-    passes,
-)
+from fedbandit.deploy.private_files import SqliteKind
 
 
 @dataclass(frozen=True)
@@ -65,8 +59,6 @@ def _this_boot() -> str:
 
 
 _BOOT = _this_boot()
-_APPLICATION = 0x66626C67  # marks the file as ours
-_FORMAT = 2
 _LONGEST = 30.0  # seconds of one transaction: no honest log takes longer
 _STEPS = 100_000  # of SQLite's machine between two looks at the clock
 # `made` and `settled` count in the log's own time and order, never in a clock's. Large columns come
@@ -115,6 +107,17 @@ class LogUnavailable(FedbanditError):
     """
 
 
+_KIND = SqliteKind(
+    application=0x66626C67,
+    format=2,
+    schema=_SCHEMA,
+    not_ours="not an event log, or damaged",
+    mend="move it away to start a new one",
+    unavailable=LogUnavailable,
+    journal="WAL",
+)
+
+
 class LogFile:
     """One SQLite file in WAL mode, with one connection per process behind a lock."""
 
@@ -133,7 +136,7 @@ class LogFile:
         """A connection inside a transaction that is committed at the end, or leaves no trace if
         anything goes wrong.
         """
-        with self.lock, self._explained():
+        with self.lock, _KIND.explained(self.path):
             connection = self._connect()
             try:
                 self._started = time.monotonic()
@@ -162,33 +165,18 @@ class LogFile:
         new one.
         """
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-        with self._explained():
-            connection = sqlite3.connect(temporary, isolation_level=None)
-            try:
-                make_private(temporary)  # SQLite gives its write-ahead files the rights of the log
-                connection.execute(
-                    "PRAGMA synchronous = OFF"
-                )  # once for all below, before the file has its name
-                connection.executescript(_SCHEMA)
-                row = (0.0, now.wall, now.steady, now.boot, 0, rules, 0, 0, 0)
-                places = ", ".join("?" * 10)
-                connection.execute(f"INSERT INTO log VALUES (1, {places})", (*row, mark_of(row)))
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_FORMAT}")
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.close()
-                with open(temporary, "rb+") as complete:
-                    os.fsync(complete.fileno())
-                _give_name(temporary, self.path)
-            except OSError as error:
-                raise LogUnavailable(f"{self.path}: {error.strerror}") from None
-            finally:
-                connection.close()
-                for leftover in (
-                    temporary,
-                    *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm")),
-                ):
-                    leftover.unlink(missing_ok=True)
+        row = (0.0, now.wall, now.steady, now.boot, 0, rules, 0, 0, 0)
+        values, places = (1, *row, mark_of(row)), ", ".join("?" * 11)
+        try:  # SQLite gives its write-ahead files the rights of the log
+            _KIND.make(
+                temporary, lambda db: db.execute(f"INSERT INTO log VALUES ({places})", values)
+            )
+            _give_name(temporary, self.path)
+        except OSError as error:
+            raise LogUnavailable(f"{self.path}: {error.strerror}") from None
+        finally:
+            for end in ("", "-wal", "-shm"):
+                temporary.with_name(temporary.name + end).unlink(missing_ok=True)
 
     def disconnect(self) -> None:
         """Give up the connection; the next transaction opens another."""
@@ -198,14 +186,15 @@ class LogFile:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            uri = f"{self.path.absolute().as_uri()}?mode=rw"
-            self._connection = connection = sqlite3.connect(
-                uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
-            )
+            self._connection = connection = _KIND.connect(self.path, self._timeout)
             connection.text_factory = _text
             connection.set_progress_handler(self._too_long, _STEPS)
             try:
-                self._check(connection)
+                if not self._checked:
+                    self._started = time.monotonic()
+                    if problem := _other_parts(connection) or _KIND.problem_in(connection):
+                        raise _KIND.damaged(self.path, problem)
+                    self._checked = True
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
                 connection.execute("PRAGMA journal_size_limit = 1048576")
             except BaseException:
@@ -213,35 +202,9 @@ class LogFile:
                 raise
         return self._connection
 
-    def _check(self, connection: sqlite3.Connection) -> None:
-        otherwise = "not an event log, or damaged; move it away to start a new one"
-        check_format(connection, self.path, _APPLICATION, _FORMAT, otherwise)
-        if not self._checked:
-            self._started = time.monotonic()
-            if problem := _other_parts(connection) or check_structure(connection):
-                raise DataError(
-                    f"{self.path}: damaged ({problem}); move it away to start a new one"
-                )
-            self._checked = True
-
     def _too_long(self) -> bool:
         """Whether to end a query: no damage to the file makes it endless."""
         return time.monotonic() - self._started > _LONGEST + self._timeout
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """SQLite's errors as ours."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if passes(error):
-                raise LogUnavailable(f"{self.path}: {error}") from None
-            message = (
-                f"{self.path}: damaged ({first_line(str(error))}); move it away to start a new one"
-            )
-            raise DataError(message) from None
-        except UnicodeDecodeError:  # of SQLite's own words, which quote the file
-            raise DataError(f"{self.path}: damaged; move it away to start a new one") from None
 
 
 def mark_of(row: Iterable[Any]) -> int:
@@ -271,12 +234,12 @@ def _other_parts(connection: sqlite3.Connection) -> str | None:
 
 def upgrade(connection: sqlite3.Connection) -> bool:
     """Give a log of format 1 the columns that it lacks; True if it was one."""
-    if connection.execute("PRAGMA user_version").fetchone()[0] >= _FORMAT:
+    if connection.execute("PRAGMA user_version").fetchone()[0] >= _KIND.format:
         return False
     for table, columns in _ADDED.items():
         for column in columns:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-    connection.execute(f"PRAGMA user_version = {_FORMAT}")
+    connection.execute(f"PRAGMA user_version = {_KIND.format}")
     return True
 
 

@@ -17,17 +17,9 @@ from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.files import keep_names
-from fedbandit.deploy.private_files import (
-    check_format,
-    check_structure,
-    first_line,
-    make_private,
-    passes,
-)
+from fedbandit.deploy.private_files import SqliteKind
 
 NAME = "server.sqlite"
-FORMAT = 3
-_APPLICATION = 0x66627376  # marks the file as ours
 _AT_ONCE = 500  # names in one query
 _MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"
 _NODES = "SELECT node, name FROM nodes WHERE node"
@@ -35,7 +27,6 @@ _OWNERS = "SELECT name, node FROM nodes WHERE name"
 _HELD = "SELECT node, version FROM held WHERE node"
 _OLD_DEVICE = "UPDATE devices SET counted = ?, turn = ?, settled = ?, checksum = ? WHERE name = ?"
 _NEW_DEVICE = "INSERT INTO devices (counted, turn, settled, checksum, name) VALUES (?, ?, ?, ?, ?)"
-_NOT_OURS = "not the state of a deployment, or damaged; restore it from a copy"
 _LONGEST_NAME = 64  # of a device
 _PATIENCE = 60.0  # seconds to wait for somebody who reads the status
 _SCHEMA = """
@@ -108,6 +99,16 @@ class DatabaseUnavailable(FedbanditError):
     """
 
 
+_KIND = SqliteKind(
+    application=0x66627376,
+    format=3,
+    schema=_SCHEMA,
+    not_ours="not the state of a deployment, or damaged",
+    mend="restore it from a copy",
+    unavailable=DatabaseUnavailable,
+)
+
+
 class Database:
     """The file, opened for each transaction: a server that is killed leaves no lock behind.
 
@@ -126,14 +127,14 @@ class Database:
         """
         facts = self.generations()[0].facts
         with self._transaction(write=False) as db:
-            if problem := check_structure(db):
-                raise _damaged(self.path, problem)
+            if problem := _KIND.problem_in(db):
+                raise _KIND.damaged(self.path, problem)
             devices = names = 0
             for (name,) in db.execute("SELECT name FROM devices"):
                 devices += _is_device(name)
                 names ^= _name_hash(name)
         if (devices, names) != (facts["devices"], facts["names"]):
-            raise _damaged(
+            raise _KIND.damaged(
                 self.path,
                 "renamed devices"
                 if devices == facts["devices"]
@@ -175,10 +176,10 @@ class Database:
                 "SELECT number, files, facts, checksum FROM generations ORDER BY number DESC"
             ).fetchall()
         if not rows:
-            raise _damaged(self.path, "it names no state")
+            raise _KIND.damaged(self.path, "it names no state")
         for number, files, facts, checksum in rows:
             if checksum != _digest(number, files, facts):
-                raise _damaged(self.path, f"generation {number} is not what was written")
+                raise _KIND.damaged(self.path, f"generation {number} is not what was written")
         return [
             Generation(number, json.loads(files), json.loads(facts))
             for number, files, facts, _ in rows
@@ -223,19 +224,15 @@ class Database:
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[sqlite3.Connection]:
-        if self.path.exists() and not self.path.is_file():
-            raise DataError(f"{self.path}: is not a file; restore it from a copy")
-        with _explained(self.path):
-            uri = f"{self.path.absolute().as_uri()}?mode=rw"
-            with closing(
-                sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
-            ) as db:
-                check_format(db, self.path, _APPLICATION, FORMAT, _NOT_OURS)
-                db.execute("PRAGMA synchronous = EXTRA")  # the end of a commit is on disk as well
-                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield db
-                if write:  # without it, closing leaves no trace
-                    commit(db)
+        """A connection inside a transaction; what goes wrong in a block that writes leaves no
+        trace.
+        """
+        with _KIND.explained(self.path), closing(_KIND.connect(self.path, _PATIENCE)) as db:
+            db.execute("PRAGMA synchronous = EXTRA")  # the end of a commit is on disk as well
+            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield db
+            if write:
+                commit(db)
 
 
 def commit(db: sqlite3.Connection) -> None:
@@ -247,18 +244,7 @@ def create(path: Path, first: Generation) -> Database:
     """A new database with its first generation and no devices. It appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # of a server that was killed; the folder is ours alone
-    with _explained(temporary), closing(sqlite3.connect(temporary, isolation_level=None)) as db:
-        make_private(temporary)
-        db.execute("PRAGMA synchronous = OFF")  # once for all below, before the file has its name
-        db.execute("PRAGMA journal_mode = OFF")
-        db.executescript(_SCHEMA)
-        db.execute("BEGIN")
-        _insert(db, first, 0, 0)
-        db.execute(f"PRAGMA application_id = {_APPLICATION}")
-        db.execute(f"PRAGMA user_version = {FORMAT}")
-        db.execute("COMMIT")
-    with open(temporary, "rb+") as complete:
-        os.fsync(complete.fileno())
+    _KIND.make(temporary, lambda db: _insert(db, first, 0, 0))
     os.replace(temporary, path)
     keep_names(path.parent)
     return Database(path)
@@ -294,20 +280,3 @@ def _checksum(name: object, counted: object, turn: object, settled: object) -> i
 
 def _digest(*values: object) -> str:
     return hashlib.sha256(json.dumps(values, default=repr).encode()).hexdigest()
-
-
-def _damaged(path: Path, problem: str) -> DataError:
-    return DataError(f"{path}: damaged ({problem}); restore it from a copy")
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        if passes(error):
-            raise DatabaseUnavailable(f"{path}: {error}") from None
-        raise _damaged(path, first_line(str(error))) from None
-    except UnicodeDecodeError:  # of SQLite's own words, which quote the file
-        raise _damaged(path, "its texts are not texts") from None
