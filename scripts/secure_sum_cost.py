@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.announcements import (
     STATEMENT,
     Announcement,

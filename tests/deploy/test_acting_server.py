@@ -13,9 +13,8 @@ from network_builders import a_deployment, values
 from transports import SECURE, in_process, step_of
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.device.device_identity import read_card
-from fedbandit.deploy.device.instructions import Limits
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.device.device_identity import Limits, read_card
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.announcements import (
     SURVIVORS,
     CommonTask,

@@ -14,7 +14,7 @@ from network_builders import live, values
 from transports import SECURE, in_process, over_flower, step_of
 
 from fedbandit.deploy.device.device_identity import read_card
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.messages import Reply, Request
 from fedbandit.deploy.secure_sums import update_error
 from fedbandit.deploy.server.store import Store

@@ -20,7 +20,7 @@ from transports import SECURE, in_process, step_of
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.device.secure_round import Identity
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 
 
 def plain_site(folder, number=4, events=6):

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedbandit.deploy import DeviceModel
-from fedbandit.deploy.device.log import LogRow
-from fedbandit.deploy.device.log_file import Reading
+from fedbandit.deploy.device.log import LogRow, Reading
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "c++")
 

@@ -9,7 +9,7 @@ from network_builders import HandTime, Network, a_deployment, coordinator, devic
 
 from fedbandit.deploy.flower.client_app import make_client_app
 from fedbandit.deploy.flower.transport import SEALED, GridTransport
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.server.gathering import PlainReports
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store

@@ -6,7 +6,7 @@ from network_builders import HandTime, Network, a_deployment, devices, settle
 
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.device.secure_round import Identity
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
 

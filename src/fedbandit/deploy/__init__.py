@@ -4,8 +4,7 @@ For linear models it needs numpy, safetensors and pydantic; nothing heavier is i
 """
 
 from fedbandit.deploy.device.agent import Agent, Decision, SimulatedDraws
-from fedbandit.deploy.device.log import Outcome, Retention
-from fedbandit.deploy.device.log_file import LogUnavailable
+from fedbandit.deploy.device.log import LogUnavailable, Outcome, Retention
 from fedbandit.deploy.device.model_files import DeviceModel, ItemCatalogue
 
 __all__ = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from network_builders import Network, a_deployment, changed, coordinator, devices, settle
 
-from fedbandit.deploy.device.instructions import Limits
+from fedbandit.deploy.device.device_identity import Limits
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.messages import PROTOCOL
 

@@ -11,7 +11,7 @@ from device_builders import text_model
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, LogUnavailable, Outcome, Retention
-from fedbandit.deploy.device import log_file
+from fedbandit.deploy.device import log as log_file
 
 EVENTS = 6
 ENDLESS = (

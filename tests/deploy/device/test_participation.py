@@ -12,12 +12,12 @@ from fedbandit.deploy import Agent
 from fedbandit.deploy.device import participant as participants
 from fedbandit.deploy.device.device_identity import (
     LaterRoundSeen,
+    Limits,
     MostAgreed,
     Terms,
     Turns,
     read_card,
 )
-from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.server.store import Store
 

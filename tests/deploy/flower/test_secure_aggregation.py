@@ -22,7 +22,7 @@ from secure_builders import (
 )
 
 from fedbandit.deploy.flower.transport import SEALED, from_records
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.primitives import unpacked
 from fedbandit.deploy.messages import RequestPoller
 from fedbandit.deploy.secure_sums import MODULUS, STEP, reward_error, update_error

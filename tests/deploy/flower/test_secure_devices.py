@@ -20,7 +20,7 @@ from secure_builders import (
 )
 
 from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.announcements import in_order
 
 

@@ -244,7 +244,7 @@ def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(
 
 
 def test_a_device_that_does_not_know_of_zeros_takes_no_part(tmp_path, monkeypatch, caplog):
-    from fedbandit.deploy.device import instructions
+    from fedbandit.deploy.device import device_identity as instructions
 
     monkeypatch.setattr(instructions, "_UNDERSTOOD", instructions._UNDERSTOOD - {"zeros"})
     deployment, grid, _ = a_network(tmp_path, given=private_values())

@@ -22,7 +22,7 @@ from secure_builders import (
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import SEALED
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.primitives import packed, unpacked
 from fedbandit.deploy.server.store import Store
 

@@ -13,9 +13,16 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
+from fedbandit.deploy.device.log import (
+    EventLog,
+    LogUnavailable,
+    Outcome,
+    Reading,
+    Retention,
+    Totals,
+    read_clocks,
+)
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
-from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
 from fedbandit.deploy.device.model_files import (
     DeviceModel,
     ModelFiles,

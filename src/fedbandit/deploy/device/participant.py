@@ -19,22 +19,20 @@ from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.device_identity import (
     Card,
-    LaterRoundSeen,
-    Turns,
-    read_card,
-    write_card,
-)
-from fedbandit.deploy.device.instructions import (
     Instructions,
     Judgement,
+    LaterRoundSeen,
     Limits,
     PlainTask,
     ReadyQuestion,
     SecureTask,
     Task,
+    Turns,
     Work,
     check_understood,
+    read_card,
     read_instructions,
+    write_card,
 )
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel

@@ -19,8 +19,8 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_small
-from fedbandit.deploy.device.instructions import Instructions, Limits, read_instructions
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.device.device_identity import Instructions, Limits, read_instructions
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.announcements import (
     STATEMENT,
     Announcement,

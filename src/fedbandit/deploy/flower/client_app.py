@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.instructions import Limits
+from fedbandit.deploy.device.device_identity import Limits
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.device.secure_round import Identity
 from fedbandit.deploy.flower.transport import (

@@ -1,12 +1,21 @@
-"""Building blocks of masks: agreed keys, keystreams, sealed packets, signatures and shares of a
-secret.
+"""Building blocks of masks: agreed keys, keystreams, sealed packets, signatures, shares of a secret,
+and the messages of a secure sum.
 
-All of it comes from the library `cryptography` except the sharing, which it has not. Knows no
-round.
+All of the cryptography comes from the library of that name except the sharing, which it has not.
+Neither side believes anything in a message before it is checked here. Knows no round.
+
+| step | to a device | back |
+| --- | --- | --- |
+| `ready` | (the token of the attempt) | its announcement |
+| `shares` | common task, its neighbours' announcements | a packet for each neighbour, a statement |
+| `vector` | packets and statements of its neighbours, beside the task | its masked vector |
+| `survivors` | who is in the sum | a statement |
+| `unmask` | statements of its neighbours | one share of each neighbour |
 """
 
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -23,7 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.secure_sums import MODULUS
+from fedbandit.deploy.secure_sums import MODULUS, MOST_SHARES
 
 PROTOCOL = b"fedbandit secure sum 2"
 SECRET = 32  # bytes of a key, of a seed and of a digest
@@ -187,3 +196,58 @@ def recovered(shares: Mapping[int, bytes]) -> bytes | None:
                 above, below = above * other % PRIME, below * (other - place) % PRIME
         secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
     return secret.to_bytes(SECRET, "big") if secret < 1 << 8 * SECRET else None
+
+
+Said = Mapping[str, Any]
+"""One message: numbers, texts, bytes and lists of one of these."""
+STEP = "step"
+SHARES, VECTOR, SURVIVORS, UNMASK = "shares", "vector", "survivors", "unmask"
+STEPS = (SHARES, VECTOR, SURVIVORS, UNMASK)
+THRESHOLD, TASK, COHORT, NODES, PARCELS = "threshold", "task", "cohort", "nodes", "parcels"
+ANNOUNCEMENT, STATEMENT = "announcement", "statement"
+MASKED = "vector"
+_MOST_NODES = 2**64
+
+
+def parcels(by_node: Mapping[int, bytes]) -> dict[str, Any]:
+    """Bytes for or from each of some nodes."""
+    return {NODES: list(by_node), PARCELS: list(by_node.values())}
+
+
+def read_parcels(said: Mapping[str, Any], length: int | None = None) -> dict[int, bytes]:
+    """The bytes by node; all of them as long as `length` if it is given."""
+    nodes, found = _read_nodes(said), said.get(PARCELS, [])
+    if not (isinstance(found, list) and all(isinstance(parcel, bytes) for parcel in found)):
+        raise DataError(f"{PARCELS}: not a list of bytes")
+    if len(nodes) != len(found):
+        raise DataError(f"{PARCELS}: {len(found)} for {len(nodes)} nodes")
+    if length is not None and any(len(parcel) != length for parcel in found):
+        raise DataError(f"{PARCELS}: not of {length} bytes each")
+    return dict(zip(nodes, found, strict=True))
+
+
+def _read_nodes(said: Mapping[str, Any]) -> list[int]:
+    nodes = said.get(NODES, [])  # an empty list does not travel
+    if not (isinstance(nodes, list) and len(nodes) < MOST_SHARES + 1):
+        raise DataError(f"{NODES}: not a list of at most {MOST_SHARES} nodes")
+    if not all(type(node) is int and 0 <= node < _MOST_NODES for node in nodes):
+        raise DataError(f"{NODES}: not the numbers of nodes")
+    if len(set(nodes)) < len(nodes):
+        raise DataError(f"{NODES}: a node stands in it twice")
+    return nodes
+
+
+def read_number(said: Mapping[str, Any], name: str) -> int:
+    """A whole number that is not negative."""
+    found = said.get(name)
+    if not (type(found) is int and found >= 0):
+        raise DataError(f"{name}: not a whole number")
+    return found
+
+
+def read_bytes(said: Mapping[str, Any], name: str, length: int | None = None) -> bytes:
+    """Bytes, as many as `length` if it is given."""
+    found = said.get(name)
+    if not isinstance(found, bytes) or length not in (None, len(found)):
+        raise DataError(f"{name}: no bytes" + ("" if length is None else f", or not {length}"))
+    return found

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking import primitives as wire
 from fedbandit.deploy.masking.announcements import (
     STATEMENT,
     Announcement,
@@ -90,7 +90,7 @@ class SecureSums:
 
     Five exchanges, each with its deadline: who is ready, with which keys; shares of the secrets
     behind the masks; training and masked vectors; who is in the sum, signed by all; shares that
-    take the masks off. `masking/wire.py` has the messages.
+    take the masks off. `masking/primitives.py` has the messages.
     """
 
     def __init__(self, deployment: Deployment, poller: RequestPoller) -> None:
