@@ -243,7 +243,7 @@ def test_nothing_outside_its_adaptor_knows_of_flower():
     files = [
         path for path in folder.rglob("*.py") if "flower" not in path.relative_to(folder).parts
     ]
-    assert len(files) > 30
+    assert len(files) > 20  # the scan has seen the package
     assert [path for path in files if "flower" in path.read_text().lower()] == []
 
 
