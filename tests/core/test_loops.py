@@ -169,17 +169,24 @@ def test_steps_of_adam_and_sums_are_alike(dtype):
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (0, 3), (4, 0), (7, 5), (300, 40)])
-def test_unions_of_ascending_entries_are_alike(n, m):
-    rng, found = np.random.default_rng(n), []
+def test_sparse_sums_are_alike(n, m):
+    rng = np.random.default_rng(n)
     one, other = (np.sort(rng.choice(400, size, replace=False)) for size in (n, m))
-    for merge in forms(loops.merge):
-        at_one, at_other = np.empty(n, np.int64), np.empty(m, np.int64)
-        both = np.empty(merge(one, other, at_one, at_other), np.int64)
-        both[at_one], both[at_other] = one, other
-        np.testing.assert_array_equal(both, np.union1d(one, other))
-        found.append((at_one, at_other))
-    for mine, others in zip(*found, strict=True):
-        assert_same(mine, others)
+    values, others = (rng.choice([0.0, -0.0, 1.5, -1e300, 0.1], size) for size in (n, m))
+    for times in (1.0, -1.0, 0.0):
+        found = []
+        for merge in forms(loops.merge):
+            entries, sums = np.empty(n + m, np.int64), np.empty(n + m)
+            count = merge(one, values, other, others, times, entries, sums)
+            np.testing.assert_array_equal(entries[:count], np.union1d(one, other))
+            found.append((entries[:count], sums[:count]))
+        for mine, theirs in zip(*found, strict=True):
+            assert_same(mine, theirs)
+        whole = np.zeros((2, 400))
+        whole[0, one], whole[1, other] = values, others
+        expected = whole[0] + times * whole[1] if times else np.where(whole[0], *whole)
+        if times or not (values == 0).any():
+            np.testing.assert_array_equal(sums[:count], expected[entries[:count]])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def work(folder: Path) -> None:
     )
     for one, other in (([0, 2], [1, 2, 5]), ([3], []), ([], [3]), ([7, 8], [1])):
         pair = np.array(one, np.int64), np.array(other, np.int64)
-        assert kernels.merge(*pair, *map(np.empty_like, pair)) == len({*one, *other})
+        arguments = (value for entries in pair for value in (entries, entries.astype(float)))
+        room = np.empty(len(one) + len(other), np.int64), np.empty(len(one) + len(other))
+        assert kernels.merge(*arguments, 1.0, *room) == len({*one, *other})
 
 
 if __name__ == "__main__":

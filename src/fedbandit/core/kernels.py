@@ -183,18 +183,24 @@ def add_rows(rows, values, total):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def merge(one, other, at_one, at_other):  # type: ignore[no-untyped-def]
-    """The place of each entry of two ascending arrays in their union, and the union's length."""
+def merge(entries, values, others, other_values, times, found, sums):  # type: ignore[no-untyped-def]
+    """The entries of two sparse vectors with their sum, the second one `times` (1 or -1); how many.
+
+    With 0 the second one counts only where the first has no entry.
+    """
+    zero, sign = sums.dtype.type(0), sums.dtype.type(times)
     i, j, place = 0, 0, 0
-    while i < len(one) and j < len(other):  # without branches: which is next cannot be predicted
-        x, y = one[i], other[j]
-        at_one[i] = at_other[j] = place  # the last one written is right
-        i, j, place = i + (x <= y), j + (y <= x), place + 1
-    for rest in range(i, len(one)):
-        at_one[rest] = place + rest - i
-    for rest in range(j, len(other)):
-        at_other[rest] = place + rest - j
-    return place + len(one) - i + len(other) - j
+    while i < len(entries) or j < len(others):
+        mine = j == len(others) or (i < len(entries) and entries[i] <= others[j])
+        both = mine and j < len(others) and entries[i] == others[j]
+        found[place] = entries[i] if mine else others[j]
+        if times == 0:
+            sums[place] = values[i] if mine else other_values[j]
+        else:
+            total = zero + values[i] if mine else zero
+            sums[place] = total + sign * other_values[j] if both or not mine else total
+        i, j, place = i + mine, j + (both or not mine), place + 1
+    return place
 
 
 @numba.njit(nogil=True, cache=True)

@@ -189,8 +189,27 @@ def add_rows(rows: np.ndarray, values: np.ndarray, total: np.ndarray) -> None:
 
 
 @core_kernels
-def merge(one: np.ndarray, other: np.ndarray, at_one: np.ndarray, at_other: np.ndarray) -> int:
-    """The place of each entry of two ascending arrays in their union, and the union's length."""
-    both = np.union1d(one, other)
-    at_one[:], at_other[:] = np.searchsorted(both, one), np.searchsorted(both, other)
+def merge(
+    entries: np.ndarray,
+    values: np.ndarray,
+    others: np.ndarray,
+    other_values: np.ndarray,
+    times: float,
+    found: np.ndarray,
+    sums: np.ndarray,
+) -> int:
+    """The entries of two sparse vectors with their sum, the second one `times` (1 or -1); how many.
+
+    With 0 the second one counts only where the first has no entry.
+    """
+    both = np.union1d(entries, others)
+    own, at = np.searchsorted(both, entries), np.searchsorted(both, others)
+    found[: len(both)], total = both, sums[: len(both)]
+    total[:] = 0
+    if times:
+        total[own] += values
+        total[at] += other_values if times > 0 else -other_values
+    else:
+        total[at] = other_values
+        total[own] = values
     return len(both)

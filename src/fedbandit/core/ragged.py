@@ -129,18 +129,19 @@ class SparseVector:
 
     def over(self, other: "SparseVector") -> "SparseVector":
         """The entries of this vector, and those of another where this one has none."""
-        entries, mine, others = self._union(other)
-        values = np.empty(len(entries), self.dtype)
-        values[others] = other.values
-        values[mine] = self.values
-        return SparseVector(entries, values, self.size)
+        return self._merged(other, 0.0)
 
-    def _union(self, other: "SparseVector") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The entries of both, and the places of this vector's and of the other's among them."""
-        mine, others = np.empty_like(self.entries), np.empty_like(other.entries)
-        entries = np.empty(loops.merge(self.entries, other.entries, mine, others), np.int64)
-        entries[mine], entries[others] = self.entries, other.entries
-        return entries, mine, others
+    def _merged(self, other: "SparseVector", times: float) -> "SparseVector":
+        """The sum of this vector and so many times the other; 0: `over`."""
+        most, dtype = (
+            len(self.entries) + len(other.entries),
+            np.result_type(self.dtype, other.dtype),
+        )
+        entries, values = np.empty(most, np.int64), np.empty(most, dtype)
+        found = loops.merge(
+            self.entries, self.values, other.entries, other.values, times, entries, values
+        )
+        return SparseVector(entries[:found], values[:found], self.size)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = np.zeros(self.size, dtype or self.dtype)
@@ -156,22 +157,16 @@ class SparseVector:
     __rmul__ = __mul__
 
     def __add__(self, other: Any) -> Any:
-        return self._combined(other, np.add)
+        return self._merged(other, 1.0) if _sparse(other) else np.asarray(self) + other
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return self._combined(other, np.subtract)
+        return self._merged(other, -1.0) if _sparse(other) else np.asarray(self) - other
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
 
-    def _combined(self, other: Any, operation: np.ufunc) -> Any:
-        """A sum or difference: sparse with a sparse vector, an array with an array."""
-        if not isinstance(other, SparseVector):
-            return operation(np.asarray(self), other)
-        entries, mine, others = self._union(other)
-        values = np.zeros(len(entries), np.result_type(self.dtype, other.dtype))
-        values[mine] += self.values
-        values[others] = operation(values[others], other.values)
-        return SparseVector(entries, values, self.size)
+
+def _sparse(vector: Any) -> bool:
+    return isinstance(vector, SparseVector)

@@ -3,7 +3,7 @@ SQLite file.
 
 Records are keyed by (client, round). A read takes the newest from before the current round, and
 records from after the checkpoint that a run resumes from are dropped, so that a killed run ends
-with the same bits. Each record has a checksum, and so have all of them together, which is verified
+with the same bits. Each record has a checksum, and so have all of them together; they are verified
 when the file is opened. An array that is mostly zero is written as its other entries; every record
 says how it is written, and comes back to the last bit. The file names its run and the oldest round
 that it can serve: what only older checkpoints would ask for is gone.
@@ -25,7 +25,7 @@ from fedbandit.core.identity import digest_of, require_run
 from fedbandit.core.ragged import SparseVector
 from fedbandit.federated.pipeline import Memories
 
-_COLUMNS = "client, round, name, form, dtype, shape, value, digest"
+_COLUMNS = "client, round, name, form, dtype, shape, value"
 _PLACE = np.dtype("<u4")  # of an entry in its vector
 
 
@@ -54,10 +54,13 @@ class Memory:
                 "CREATE TABLE IF NOT EXISTS kept (run TEXT, oldest INTEGER, round INTEGER, digest TEXT)"
             )
             self._db.execute("BEGIN")
-            for row in self._db.execute(f"SELECT {_COLUMNS} FROM memory"):
-                _read(*row)
             self._sum = 0
-            self._count(self._db.execute("SELECT digest FROM memory"))
+            for *row, digest in self._db.execute(f"SELECT {_COLUMNS}, digest FROM memory"):
+                if digest != _digest(*row):
+                    wrong = f"client {row[0]}, {row[2]!r:.40} of round {row[1]!r:.40}"
+                    raise ValueError(f"{wrong}: its checksum does not match")
+                _read(*row[3:])
+                self._count([(digest,)])
             self._oldest, self._kept = self._last_kept()
 
     def read(self, clients: Iterable[int], round_number: int) -> dict[int, Memories]:
@@ -73,7 +76,7 @@ class Memory:
                     (client, round_number),
                 ).fetchall()
                 if rows:
-                    found[client] = {row[2]: _read(*row) for row in rows}
+                    found[client] = {name: _read(*written) for _, _, name, *written in rows}
         return found
 
     def write(self, round_number: int, memory: Mapping[int, Memories]) -> None:
@@ -183,21 +186,8 @@ def _written(value: np.ndarray | SparseVector) -> tuple[str, str, str, bytes]:
     return form, value.dtype.str, json.dumps(value.shape), written
 
 
-def _read(
-    client: int,
-    number: int,
-    name: str,
-    form: str,
-    dtype: str,
-    shape: str,
-    value: bytes,
-    digest: bytes,
-) -> np.ndarray | SparseVector:
+def _read(form: str, dtype: str, shape: str, value: bytes) -> np.ndarray | SparseVector:
     """An array or a sparse vector, to the last bit as it was written."""
-    if digest != _digest(client, number, name, form, dtype, shape, value):
-        raise ValueError(
-            f"client {client}, {name!r:.40} of round {number!r:.40}: its checksum does not match"
-        )
     if form == "dense":
         return np.frombuffer(value, dtype).reshape(json.loads(shape)).copy()
     count = len(value) // (_PLACE.itemsize + np.dtype(dtype).itemsize)

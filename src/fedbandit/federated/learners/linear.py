@@ -5,11 +5,11 @@ working copy that stays in the core's cache. On dense features a loss on the cho
 column of the weights, so a client works on the columns of its actions alone. Needs no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from fedbandit.federated.pipeline import (
 from fedbandit.models.base import Layout
 from fedbandit.models.kernels import sparse_loops
 
+_Trained = tuple[EntrySum | RowSum, np.ndarray]  # the sum of updates, and their norms
+_Training = Callable[[np.ndarray, float | np.ndarray, np.ndarray | None], _Trained]
+
 
 @dataclass(frozen=True)
 class SparseLinearLearner(KernelLearner):
@@ -51,7 +54,7 @@ class SparseLinearLearner(KernelLearner):
         proximal: float = 0.0,
     ) -> tuple[UpdateSum, np.ndarray]:
         """As every learner does; `clip_norm` may also be an array, a norm for each client."""
-        return self._train(weights, events, clip_norm, proximal, None)
+        return self._training(weights, events, proximal)(events.bounds, clip_norm, None)
 
     def updates(
         self,
@@ -60,100 +63,91 @@ class SparseLinearLearner(KernelLearner):
         proximal: float = 0.0,
         gradient_offset: GradientOffset | None = None,
     ) -> Iterator[np.ndarray | SparseVector | None]:
-        whole = np.empty(0)
-        for client in range(events.num_clients):
-            own = events.of_client(client)
-            if not len(own):
+        train, room = self._training(weights, events, proximal), np.empty(0)
+        for client, size in enumerate(np.diff(events.bounds).tolist()):
+            if not size:
                 yield None
                 continue
-            added = None if gradient_offset is None else gradient_offset(client)
+            own, added = events.bounds[client : client + 2], None
+            if gradient_offset is not None:
+                added = gradient_offset(client)
+            # An offset moves words that the client lacks, too.
+            moved = weights.dtype.type(self.settings.moved_by_offset(size, proximal))
             if isinstance(added, SparseVector):
-                whole = whole if len(whole) else np.zeros_like(weights)
-                yield self._sparse_update(weights, own, proximal, added, whole)
+                room = room if len(room) else np.zeros_like(weights)
+                room[added.entries] = added.values  # where the loop looks the offset up
+                update, (norm,) = train(own, inf, room)
+                room[added.entries] = 0
+                yield _sparse_sum(update, added * moved, norm)
                 continue
-            update, (norm,) = self._train(weights, own, inf, proximal, added)
+            update, (norm,) = train(own, inf, added)
             total = np.zeros_like(weights)
-            if added is not None:  # it moves words that the client lacks, too
-                total += added * self._moved(own, proximal, weights.dtype)
+            if added is not None:
+                total += added * moved
                 total[update.flat_entries()] = total[-len(update.bias) :] = 0
             update.add_to(total)
             yield total if np.isfinite(norm) else np.full_like(total, np.nan)
 
-    def _sparse_update(
-        self,
-        weights: np.ndarray,
-        events: Events,
-        proximal: float,
-        gradient_offset: SparseVector,
-        whole: np.ndarray,
-    ) -> SparseVector:
-        """One client's update as the entries that its words or its gradient_offset reach.
+    def _training(self, weights: np.ndarray, events: Events, proximal: float) -> _Training:
+        """The training of clients of a chunk, given their bounds, clip norms and offset [P].
 
-        `whole` [P] is zero before and after: room to look the offset up in.
+        Its sum is over the entries or the rows that they reach, and lies in arrays of the next.
         """
-        whole[gradient_offset.entries] = gradient_offset.values
-        update, (norm,) = self._train(weights, events, inf, proximal, whole)
-        whole[gradient_offset.entries] = 0
-        bias = np.arange(len(weights) - len(update.bias), len(weights))
-        entries = np.concatenate([update.flat_entries(), bias])
-        values = np.concatenate([update.values.reshape(-1), update.bias])
-        order = np.argsort(entries)
-        reached = SparseVector(entries[order], values[order], len(weights))
-        found = reached.over(gradient_offset * self._moved(events, proximal, weights.dtype))
-        if not np.isfinite(norm):
-            found.values[:] = np.nan
-        return found
-
-    def _moved(self, events: Events, proximal: float, dtype: np.dtype) -> np.generic:
-        """The move of an entry that an offset of 1 alone reaches, and no word."""
-        moved: np.generic = dtype.type(self.settings.moved_by_offset(len(events), proximal))
-        return moved
-
-    def _train(
-        self,
-        weights: np.ndarray,
-        events: Events,
-        clip_norm: float | np.ndarray,
-        proximal: float,
-        gradient_offset: np.ndarray | None,
-    ) -> tuple[EntrySum | RowSum, np.ndarray]:
-        """The sum of the clients' updates, over the entries or the rows that they reach."""
         params, contexts, dtype = self.layout.split(weights), events.contexts.shared, weights.dtype
         assert isinstance(contexts, Ragged)
-        values, norms = np.asarray(contexts.values, dtype), np.zeros(events.num_clients)
+        values, bias = np.asarray(contexts.values, dtype), params["bias"]
         actions, rewards, importance = logged_of(events, self.objective, dtype)
-        bias, total_bias = params["bias"], np.zeros_like(params["bias"])
-        how = (
-            importance,
-            *how_of(self.objective, self.settings, len(bias), dtype),
-            np.full(norms.shape, clip_norm, np.float64),
-            dtype.type(self.settings.learning_rate),
-            dtype.type(proximal),
-        )
-        if not self.objective.supervised:
-            # A loss on the chosen action reaches one entry of each word's row.
-            entries, moves = np.empty(len(values), np.int64), np.empty(len(values), dtype)
+        how = (importance, *how_of(self.objective, self.settings, len(bias), dtype))
+        rates = dtype.type(self.settings.learning_rate), dtype.type(proximal)
+        entries, moves = np.empty(len(values), np.int64), np.empty(len(values), dtype)
+
+        def chosen(bounds: np.ndarray, clip_norm: Any, added: np.ndarray | None) -> _Trained:
+            """A loss on the chosen action reaches one entry of each word's row."""
+            total_bias, norms = np.zeros_like(bias), np.zeros(len(bounds) - 1)
             found = sparse_loops.train_chosen(
-                contexts.offsets, contexts.ids, values, events.bounds, actions, rewards, *how,
-                np.empty(0, dtype) if gradient_offset is None else gradient_offset,
+                contexts.offsets, contexts.ids, values, bounds, actions, rewards, *how,
+                np.full(norms.shape, clip_norm, np.float64), *rates,
+                moves[:0] if added is None else added,
                 params["weight"].reshape(-1), bias, entries, moves, total_bias, norms,
             )  # fmt: skip
             return EntrySum(entries[:found], moves[:found], total_bias), norms
-        # A loss on all actions reaches whole rows: gathered once, and clients take turns on them.
-        from fedbandit.models.kernels import sparse_kernels
 
-        assert events.targets is not None
-        slots, rows = sparse_kernels.number_rows(contexts.ids, len(params["weight"]))
-        base = np.take(params["weight"], rows, axis=0)
-        total, added = np.zeros_like(base), np.empty((0, len(bias)), dtype)
-        if gradient_offset is not None:
-            own = self.layout.split(gradient_offset)
-            added = np.concatenate([np.take(own["weight"], rows, axis=0), own["bias"][None]])
-        sparse_kernels.train_all(
-            contexts.offsets, slots, values, events.bounds, np.asarray(events.targets, dtype), *how,
-            added, base, bias, total, total_bias, norms,
-        )  # fmt: skip
-        return RowSum(rows, total, total_bias), norms
+        def every(bounds: np.ndarray, clip_norm: Any, added: np.ndarray | None) -> _Trained:
+            """A loss on all actions reaches rows: gathered once, and clients take turns on them."""
+            from fedbandit.models.kernels import sparse_kernels
+
+            assert events.targets is not None
+            total_bias, norms = np.zeros_like(bias), np.zeros(len(bounds) - 1)
+            first, last = contexts.offsets[bounds[[0, -1]]]
+            slots, rows = sparse_kernels.number_rows(
+                contexts.ids[first:last], len(params["weight"])
+            )
+            base = np.take(params["weight"], rows, axis=0)
+            total, offset = np.zeros_like(base), np.empty((0, len(bias)), dtype)
+            if added is not None:
+                own = self.layout.split(added)
+                offset = np.concatenate([np.take(own["weight"], rows, axis=0), own["bias"][None]])
+            sparse_kernels.train_all(
+                contexts.offsets - first, slots, values[first:last], bounds,
+                np.asarray(events.targets, dtype), *how,
+                np.full(norms.shape, clip_norm, np.float64), *rates,
+                offset, base, bias, total, total_bias, norms,
+            )  # fmt: skip
+            return RowSum(rows, total, total_bias), norms
+
+        return every if self.objective.supervised else chosen
+
+
+def _sparse_sum(update: EntrySum | RowSum, beside: SparseVector, norm: float) -> SparseVector:
+    """One client's update as a sparse vector, with the entries of another where it has none."""
+    size, k = beside.size, len(update.bias)
+    entries = np.concatenate([update.flat_entries(), np.arange(size - k, size)])
+    values = np.concatenate([update.values.reshape(-1), update.bias])
+    order = np.argsort(entries)
+    found = SparseVector(entries[order], values[order], size).over(beside)
+    if not np.isfinite(norm):
+        found.values[:] = np.nan
+    return found
 
 
 @dataclass(frozen=True)
