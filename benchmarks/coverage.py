@@ -1,8 +1,8 @@
-"""How often the intervals of off-policy evaluation hold the truth, on 44 kinds of logs.
+"""How often the intervals of off-policy evaluation hold the truth, on 45 kinds of logs.
 
-`python -m benchmarks.coverage [DRAWS [LAST]]` prints the tables of docs/off-policy.md (the LAST kinds
+`python -m benchmarks.coverage [DRAWS [LAST]]` prints the table of docs/off-policy.md (the LAST kinds
 alone, where that is given) and writes benchmarks/coverage.json, from which it resumes. With the
-package `obp` in reach its intervals stand beside ours, on the first 100 of the same logs.
+package `obp` in reach its intervals stand beside ours, on the same logs.
 """
 
 import json
@@ -24,6 +24,7 @@ from fedbandit.evaluation.estimators import (
     Extremes,
     Records,
     Sums,
+    alike_within,
     by_client,
     draws_of,
     fourths,
@@ -236,6 +237,13 @@ KINDS = (
         taste=0.9,
         means=(0.2, 0.3, 0.4),
     ),
+    Kind(
+        "the same of 200, who differ",
+        clients=200,
+        sizes="unequal",
+        taste=0.9,
+        means=(0.2, 0.3, 0.4),
+    ),
     Kind("rewards drift", drift=True),
     Kind("the log drifts", moved=(0.2, 0.3, 0.5)),
     Kind("log and rewards drift", drift=True, moved=(0.2, 0.3, 0.5)),
@@ -365,7 +373,9 @@ def _sums(
     def per_log(values: np.ndarray) -> np.ndarray:
         return by_client(values, records.bounds).reshape(shape)
 
-    top, bottom = (per_log(part) for part in estimator.terms(records, weights))
+    terms = estimator.terms(records, weights)
+    top, bottom = (per_log(part) for part in terms)
+    alike = alike_within(*terms, records.bounds).reshape(5, *shape).sum(axis=2)
     squares = np.stack([top * top, top * bottom, bottom * bottom])
     fourth = fourths(squares)
     sizes, excess = np.diff(records.bounds).reshape(shape), per_log(importance - 1)
@@ -408,6 +418,7 @@ def _sums(
             ),
             extremes=Extremes(*ends[:, d].tolist()),
             weight_squares=float((excess[d] ** 2).sum()),
+            alike=alike[:, d],
         )
         for d in range(draws)
     ]
@@ -423,11 +434,14 @@ def by_obp(kind: Kind, draws: int, seed: int = 0) -> dict[str, float]:
         "ips": InverseProbabilityWeighting(),
         "snips": SelfNormalizedInverseProbabilityWeighting(),
     }
-    records = kind.records(np.random.default_rng(seed), draws)
-    first = records.bounds[:: kind.clients]
+    together = 1 if kind.estimated else draws  # as `covered` draws them
     holds: dict[str, list[bool]] = {name: [] for name in used}
     for draw in range(draws):
-        rows = slice(first[draw], first[draw + 1])
+        if draw % together == 0:
+            addressed = np.random.default_rng([seed, draw] if kind.estimated else seed)
+            records = kind.records(addressed, together)
+            first = records.bounds[:: kind.clients]
+        rows = slice(first[draw % together], first[draw % together + 1])
         n, wanted = rows.stop - rows.start, records.target[rows]
         shares = np.bincount(records.actions[rows], minlength=len(kind.target)) / n
         guess = shares[records.actions[rows]]  # what its users do where a log recorded none
@@ -469,7 +483,7 @@ def table(
             known[kind.name] = {"draws": own, **row}
         row = known[kind.name]
         if not row.get("obp"):
-            row["obp"] = {} if kind.copies else by_obp(kind, min(100, draws))
+            row["obp"] = {} if kind.copies else by_obp(kind, own)
         if out is not None:
             out.write_text(json.dumps(known, indent=1) + "\n")
         cells = [_cell(Covered(**row[name])) for name in (*names, "bernstein")]

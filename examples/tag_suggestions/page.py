@@ -8,7 +8,8 @@ from fedbandit import DataError
 from fedbandit.deploy.server.status import in_lines, read_status
 
 _STYLE = (
-    "body{font:16px system-ui;margin:2em auto;max-width:46em;padding:0 1em}pre{overflow-x:auto}"
+    ":root{color-scheme:light dark}body{font:16px system-ui;margin:2em auto;max-width:46em;padding:0 1em}"
+    "pre{overflow-x:auto}svg{max-width:100%;height:auto;fill:currentColor}rect{fill:#2a7fb5}"
 )
 
 
@@ -23,7 +24,8 @@ def render(state: Path) -> str:
     except DataError:
         body = "<p>Waiting for the first round.</p>"
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><meta http-equiv="refresh" content="3">'
         f"<title>Tag suggestions</title><style>{_STYLE}</style></head>"
         f"<body><h1>Tag suggestions</h1>{body}</body></html>"
     )
@@ -38,7 +40,7 @@ def _bars(rewards: dict[int, float | None]) -> str:
     for i, (version, reward) in enumerate(known.items()):
         height, x = 180 * max(0.0, min(1.0, reward)), 20 + 50 * i
         bars.append(
-            f'<rect x="{x}" y="{200 - height:.0f}" width="36" height="{height:.0f}" fill="#2a6f97"/>'
+            f'<rect x="{x}" y="{200 - height:.0f}" width="36" height="{height:.0f}"/>'
             f'<text x="{x + 18}" y="{193 - height:.0f}" text-anchor="middle" font-size="12">{reward:.2f}</text>'
             f'<text x="{x + 18}" y="216" text-anchor="middle" font-size="12">{version}</text>'
         )

@@ -100,7 +100,11 @@ def test_the_service_before_there_is_a_model_and_with_bad_requests(tmp_path, ser
 
 
 def test_the_page_before_the_first_round(tmp_path):
-    assert "Waiting for the first round" in render(tmp_path)
+    page = render(tmp_path)
+    assert "Waiting for the first round" in page
+    assert 'name="viewport"' in page
+    assert "color-scheme:light dark" in page
+    assert "svg{max-width:100%" in page
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_the_live_page_sorts_filters_and_compares(many, tmp_path, width, scheme)
             search.send_keys("policy.beta=0.11")
             assert len(page.find_elements("css selector", "#runs tr")) == 4
             search.clear()
-            search.send_keys("run-7")
+            search.send_keys("clients_per_round= run-7")
             assert [
                 row.text.split("\n")[0].split(" ")[0]
                 for row in page.find_elements("css selector", "#runs tr")

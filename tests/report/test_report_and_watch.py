@@ -385,7 +385,10 @@ def test_columns_begin_with_what_differs_most_and_rates_are_among_them(tmp_path)
             "server__learning_rate": 0.01 + number % 2,
         }
         make_run(tmp_path / str(number), **rates, rounds=3)
-    assert Watcher(tmp_path).now()["parameters"] == ["client.learning_rate", "server.learning_rate"]
+    now = Watcher(tmp_path).now()
+    assert now["parameters"] == ["client.learning_rate", "server.learning_rate"]
+    assert "rounds=3" in now["common"]  # a search looks at these, too
+    assert not any("learning_rate" in setting.partition("=")[0] for setting in now["common"])
 
 
 def test_members_of_a_sweep_are_called_by_what_sets_them_apart(tmp_path):

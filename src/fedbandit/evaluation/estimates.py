@@ -307,8 +307,8 @@ def _interval(
 def _bootstrap(
     sums: Sums, estimator: Estimator, confidence: float, known: _Known
 ) -> Interval | None:
-    """Studentised by client sums, never narrower than Student's t; None where the sample may have
-    missed what matters.
+    """Studentised by client sums, never narrower than Student's t, nor than large clients who
+    differ as the small ones do would make it; None where the sample may have missed what matters.
 
     It may have, where one more event at the edge of the range would move the estimate by more than
     a standard error: then the log holds only a few of the events that decide, and how few is not in
@@ -325,7 +325,7 @@ def _bootstrap(
     tail = (1 - confidence) / 2
     below, above = _studentised(sums, value, tail)
     student = float(stdtrit(sums.clients - 1, 1 - tail))
-    wider = error * sqrt(1 + _WIDENING / sums.effective_clients)
+    wider = max(error, sums.unequal_error) * sqrt(1 + _WIDENING / sums.effective_clients)
     low, high = value - max(above, student) * wider, value + max(-below, student) * wider
     known_ends = isfinite(low) and isfinite(high)
     return Interval(low, high, confidence, "bootstrap over clients") if known_ends else None

@@ -363,6 +363,7 @@ class Sums:
     replicates: np.ndarray  # [5, B]: numerators, denominators, and the three squares
     extremes: Extremes = field(default_factory=Extremes)
     weight_squares: float = 0.0  # over clients, of (importance weights - events): their own error
+    alike: np.ndarray = field(default_factory=lambda: np.zeros(5))  # `alike_within`, over clients
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -379,6 +380,18 @@ class Sums:
             return inf
         residual = float(residual_squares(self.value, self.client_squares))
         return sqrt(residual * self.clients / (self.clients - 1)) / abs(self.denominator)
+
+    @property
+    def unequal_error(self) -> float:
+        """The standard error if clients of every size differ as all do on average.
+
+        Four of 200 clients may have half of the events: how they could differ is seen in the rest.
+        """
+        squares, clients, sizes = self.alike[:3], self.alike[3], self.alike[4]
+        if not clients or not self.denominator:
+            return 0.0
+        variance = float(residual_squares(self.value, squares)) / clients
+        return sqrt(variance * sizes) / abs(self.denominator)
 
     @property
     def mean_weight(self) -> float:
@@ -465,7 +478,22 @@ def sums_of_terms(
         ),
         extremes=extremes,
         weight_squares=float((by_client(importance - 1, bounds) ** 2).sum()),
+        alike=alike_within(numerator, denominator, bounds).sum(axis=1),
     )
+
+
+def alike_within(numerator: np.ndarray, denominator: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """How far the events of a client are alike, [5, clients]: the mean product of two different
+    events' numerators, of numerator and denominator, of denominators; whether it has two events;
+    and the square of its size.
+    """
+    sizes = np.diff(bounds).astype(float)
+    several = sizes > 1
+    columns = []
+    for a, b in ((numerator, numerator), (numerator, denominator), (denominator, denominator)):
+        others = by_client(a, bounds) * by_client(b, bounds) - by_client(a * b, bounds)
+        columns.append(np.where(several, others / np.maximum(sizes * (sizes - 1), 1), 0.0))
+    return np.stack([*columns, several, sizes**2])
 
 
 def by_client(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:

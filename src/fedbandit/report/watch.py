@@ -78,6 +78,7 @@ class Watcher:
         self._files: dict[Path, MetricsFile] = {}
         self._groups: tuple[list[object], list[list[int]], list[str]] = ([], [], [])
         self._parameters: list[str] = []
+        self._common: list[str] = []
         self._values: dict[Path, list[Any]] = {}
         self._lock = threading.Lock()
 
@@ -104,6 +105,7 @@ class Watcher:
                 "configurations": len(groups),
                 "shown": len(shown),
                 "parameters": self._parameters,
+                "common": self._common,
                 "runs": [
                     {
                         **_row(run, labels[run.path]),
@@ -171,14 +173,17 @@ class Watcher:
         ]
 
     def _tell_apart(self, runs: list[Run]) -> None:
-        """Which parameters differ, the rule first and then those with the most values, and their
-        values in each run.
+        """Which parameters differ, the rule first and then those with the most values, their values
+        in each run, and the settings that all share, which a search finds, too.
         """
         settings = {run.path: settings_of(run.config.model_dump()) for run in runs}
         found = [key for key in differing(list(settings.values())) if key != "rounds"]
         kinds = {key: len({str(own.get(key)) for own in settings.values()}) for key in found}
         found.sort(key=lambda key: (key != "policy.name", -kinds[key]))
         self._parameters = found[:_MOST_COLUMNS]
+        first = next(iter(settings.values()), {})
+        shared = {key: value for key, value in first.items() if key not in kinds}
+        self._common = [f"{key}={readable(key, value)}" for key, value in shared.items()]
         self._values = {
             path: [readable(key, own.get(key)) for key in self._parameters]
             for path, own in settings.items()

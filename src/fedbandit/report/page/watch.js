@@ -122,10 +122,12 @@ function compare(a, b) {
 }
 
 function wanted() {
-  const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const text = (run) => [run.name, run.title, run.status, run.configuration, ...run.values.map((value, i) => value === null ? "" : `${view.now.parameters[i]}=${said(value)}`)].join(" ").toLowerCase();
+  const texts = new Map(view.now.runs.map((run) => [run, text(run)])), common = view.now.common.join(" ").toLowerCase();
+  const apart = (word) => [...texts.values()].some((one) => one.includes(word));
+  const words = view.search.toLowerCase().split(/\s+/).filter(Boolean).filter((word) => apart(word) || !common.includes(word)); // what all share fits all
   const column = columns().find((one) => one.key === view.by) || columns()[0];
-  return view.now.runs.filter((run) => (view.state === null || run.status === view.state) && (!words.length || words.every((word) => text(run).includes(word))))
+  return view.now.runs.filter((run) => (view.state === null || run.status === view.state) && (!words.length || words.every((word) => texts.get(run).includes(word))))
     .sort((a, b) => compare(column.value(a), column.value(b)));
 }
 
