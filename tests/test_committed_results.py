@@ -103,3 +103,21 @@ def test_the_attack_table_is_whole_and_says_what_a_backdoor_does():
         untouched = rows[contexts, "trimmed mean 0.1", "none", 0.0]["triggered"]
         assert rows[contexts, "mean", "backdoor", 0.01]["triggered"] > 0.7
         assert rows[contexts, "trimmed mean 0.1", "backdoor", 0.1]["triggered"] < untouched + 0.05
+
+
+def test_intervals_of_off_policy_evaluation_cover_on_every_kind_of_log():
+    """What was refused is not counted; obp's stand beside them, from as many draws."""
+    kinds = json.loads((FOLDER.parents[1] / "benchmarks" / "coverage.json").read_text())
+    assert len(kinds) == 45
+    for name, found in kinds.items():
+        for one in (found[estimator] for estimator in ("ips", "snips", "dr", "switch")):
+            assert one["refused"] == 1 or one["coverage"] >= 0.93, name
+        assert found["obp"] or name.startswith("copies"), name
+
+
+def test_few_statements_of_advice_are_wrong():
+    """Of the cases that have been run: at either length at most one in ten."""
+    pooled = read("check_advice.json")["pooled"]
+    assert pooled["statements"] > 0
+    assert max(pooled["clearly_wrong_x1"], pooled["clearly_wrong_x5"]) <= pooled["statements"] / 10
+    assert pooled["of_them_stated"] >= pooled["large_differences"] / 2

@@ -178,7 +178,7 @@ def test_where_nothing_can_be_said_nothing_is():
     assert "how wrong the reward model is" in model.refusal
 
 
-QUICK = 80  # draws; the table in docs/off-policy.md has 2,000
+QUICK = 80  # draws; the table in docs/off-policy.md has 400
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
