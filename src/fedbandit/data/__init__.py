@@ -125,6 +125,7 @@ def _imported(frame: Any, out: str | Path, kind: Any, **options: Any) -> Federat
 
 
 def _embedded(name: str) -> Path:
+    """The folder of an embedded data set in the cache, made on first use."""
     module = importlib.import_module(f"fedbandit.data.embedded.{name}")
     folder = cache_folder() / "data" / f"{name}-v{EMBEDDED[name]}"
     if not (folder / "header.json").exists():

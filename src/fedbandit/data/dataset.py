@@ -294,6 +294,7 @@ class Split:
         return Contexts(self._scaled(self.features[start:stop]), shown), labels
 
     def _scaled(self, features: np.ndarray) -> np.ndarray:
+        """Bytes as float32 times the scale; floats as they are stored."""
         if features.dtype != np.uint8:
             return features
         scaled = features.astype(np.float32)
@@ -396,6 +397,7 @@ class FederatedDataset:
         return self._words("catalogue/vocabulary.txt", encoder.words)
 
     def _words(self, name: str, expected: int) -> list[str]:
+        """The lines of a file of words, which has to have as many as expected."""
         if self.path is None or not (self.path / name).exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
         path = self.path / name
@@ -421,6 +423,7 @@ def _how_to_import(path: Path) -> str:
 
 
 def _read_header(reader: FolderReader) -> Header:
+    """The header of a folder; a line says what is there instead, and the command to import it."""
     path = reader.folder
     a_file = f"is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
     no_header = "not a data set folder (no header.json); `fedbandit data import` makes one"
@@ -452,6 +455,7 @@ class _Part:
     def array(
         self, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: ValueRule
     ) -> np.ndarray:
+        """An array of this part that must be there, of one of these kinds and of this shape."""
         return self.reader.array(f"{self.name}/{name}.npy", kinds, shape, rule)
 
     def optional(self, name: str, kind: str, rows: int | None, rule: ValueRule) -> Any:
@@ -487,6 +491,7 @@ class _Part:
 
 
 def _open_catalogue(reader: FolderReader, header: Header) -> Catalogue | None:
+    """The items that decisions choose from, where the header has some."""
     if header.items is None:
         return None
     part = _Part(reader, "catalogue")

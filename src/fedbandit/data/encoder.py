@@ -108,6 +108,7 @@ class Column:
     def _numbers(
         self, rows: np.ndarray, found: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers scaled as the column says, or flags as 1 and -1."""
         first = np.zeros(len(rows), np.int64)
         if self.kind == "flag":
             return rows, first, np.where(found != 0, 1.0, -1.0)
@@ -120,6 +121,7 @@ class Column:
     def _names(
         self, rows: np.ndarray, found: list[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Names as the features of their values, or of their hashes; unknown ones have none."""
         places = (
             {name: _bucket(name, self.buckets) for name in set(found)}
             if self.kind == "hashed"
@@ -131,6 +133,7 @@ class Column:
 
     @cached_property
     def _places(self) -> dict[str, int]:
+        """The feature of each known value."""
         return {name: place for place, name in enumerate(self.values)}
 
     def _dates(
@@ -328,6 +331,7 @@ class Encoder:
 
 
 def _bucket(name: str, buckets: int) -> int:
+    """The place of a hashed name: the same on every machine and in every version."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") % buckets
 
 

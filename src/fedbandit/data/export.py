@@ -29,9 +29,11 @@ def export_dsjson(
     split: str = "train",
     progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Write a split of logged decisions as DSJSON, one a line.
+    """Write a split of logged decisions as DSJSON, one a line, and return the path.
 
-    A data set keeps the propensity of the action taken; the others share the rest equally in `p`.
+    Features are those that models see, by name, and zeros are left out; of a catalogue's items, as
+    of contexts. `fedbandit data import dsjson` reads the file back to the same decisions. A data
+    set keeps the propensity of the action taken; the others share the rest equally in `p`.
     """
     out, (part, log) = Path(out), _logged(dataset, split)
     features = _feature_names(dataset)
@@ -90,6 +92,10 @@ def _event(
     describe: Callable[[int], dict[str, Any]],
     actions: int,
 ) -> dict[str, Any]:
+    """One decision as DSJSON has it: cost, probability, actions by rank, context and candidates.
+
+    Actions are counted from 1, in the order of `_multi`; the one that was taken leads the ranking.
+    """
     lists = part.candidates
     if lists is not None:
         could, chosen = lists.slice(at, at + 1).ids.tolist(), int(log.actions[at])
@@ -190,6 +196,7 @@ def _logged(dataset: FederatedDataset, split: str) -> tuple[Split, Log]:
 
 
 def _feature_names(dataset: FederatedDataset) -> list[str]:
+    """A name for every feature: of the encoder, the words, or `x0`, `x1`, … where none is known."""
     header = dataset.header
     if header.encoder is not None:
         return header.encoder.features(dataset.vocabulary() if header.encoder.words else ())

@@ -106,6 +106,7 @@ def verified(dataset: FederatedDataset) -> str:
 
 
 def _left_out(dataset: FederatedDataset) -> str:
+    """Counts of what the import has left out, in words; "" where nothing was."""
     source = dataset.header.source
     return ", ".join(f"{source[key]:,} {what}" for key, what in _DROPPED.items() if key in source)
 
@@ -205,6 +206,7 @@ def _first_of_each_class(dataset: FederatedDataset, client: int) -> dict[int, in
 
 
 def _actions_line(header: Header, top: int) -> str:
+    """The number of actions, and the most frequent with their counts."""
     counts = np.array(header.action_counts)
     order = np.argsort(-counts, kind="stable")[:top]
     shown = ", ".join(f"{header.actions[i]} {counts[i]:,}" for i in order)
@@ -292,6 +294,7 @@ def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
 
 
 def _total_variation(counts: np.ndarray, population: np.ndarray) -> np.ndarray:
+    """Distance of each client's shares from the population's: float64 [clients], from 0 to 1."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     return np.asarray(np.abs(shares - population).sum(axis=1) / 2)
 
@@ -377,9 +380,11 @@ def statistics(dataset: FederatedDataset) -> Iterator[str]:
 
 
 def _quantiles(values: np.ndarray) -> str:
+    """Some quantiles with their percents, in words."""
     numbers = " / ".join(f"{value:.0f}" for value in np.percentile(values, _QUANTILES))
     return f"{numbers} (quantiles {', '.join(map(str, _QUANTILES))} %)"
 
 
 def _shares(values: np.ndarray) -> str:
+    """The share of each whole number from 0 on, in words."""
     return " ".join(f"{share:.3f}" for share in np.bincount(values) / len(values))

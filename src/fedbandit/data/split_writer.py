@@ -136,6 +136,10 @@ class SplitWriter:
         self.examples += len(codes)
 
     def _add_ragged(self, name: str, rows: Ragged, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Append ragged rows: their lengths and entries, as columns that begin with `name`.
+
+        `starts` and `ends` are the bounds of the runs, int64 [runs]; a run has any number of rows.
+        """
         entries = rows.offsets[ends] - rows.offsets[starts]
         self._columns[f"{name}_length"].append(np.diff(rows.offsets), ends - starts)
         self._columns[f"{name}_ids"].append(rows.ids, entries)
@@ -143,6 +147,11 @@ class SplitWriter:
             self._columns[f"{name}_values"].append(rows.values, entries)
 
     def _add_log(self, log: Log, order: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Append the feedback of the rows in the given order.
+
+        The sets of available actions are kept from the first restriction on: a log that never
+        restricts anything has no such arrays.
+        """
         rows = ends - starts
         for name in ("actions", "rewards", "propensities"):
             self._columns[name].append(getattr(log, name)[order], rows)
@@ -166,6 +175,7 @@ class SplitWriter:
             self._add_ragged("available", available, starts, ends)
 
     def _every_action(self, rows: int) -> Ragged:
+        """That many rows with all actions in each."""
         offsets = np.arange(rows + 1, dtype=np.int64) * self._actions
         return Ragged(offsets, np.tile(np.arange(self._actions, dtype=np.int32), rows))
 
@@ -299,11 +309,13 @@ class _Column:
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
 
     def append(self, values: np.ndarray, entries_per_run: np.ndarray) -> None:
+        """Add the entries of some runs at the end: int64 [runs] says how many each has."""
         self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self._counts.append(entries_per_run)
         self.entries += values.size
 
     def close(self) -> None:
+        """Close the file; what it holds stays until its folder is removed."""
         with suppress(OSError):  # a full disk was already reported by the write that met it
             self._file.close()
 
@@ -340,17 +352,20 @@ def _stretches(clients: Iterable[str]) -> tuple[list[str], np.ndarray]:
 
 
 def _telling(blocks: Iterable[np.ndarray], advance: Advance) -> Iterator[np.ndarray]:
+    """The same blocks; `advance` is told the bytes of each once it was used."""
     for block in blocks:
         yield block
         advance(block.nbytes)
 
 
 def _bounds(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of these lengths start and end: int64 [runs] each."""
     ends = np.cumsum(lengths)
     return ends - lengths, ends
 
 
 def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Lengths that come in blocks as offsets: 0, and the sum behind every entry."""
     total = np.zeros(1, np.int64)
     yield total
     for block in blocks:

@@ -249,10 +249,12 @@ class FolderReader:
 
 
 def _is_one_of(dtype: np.dtype, types: Collection[str]) -> bool:
+    """Whether a type has one of these names; `bytes` stands for ids of any width."""
     return any(dtype.kind == "S" if name == "bytes" else dtype == np.dtype(name) for name in types)
 
 
 def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is the expected one, where None stands for any length."""
     return len(found) == len(shape) and all(
         side >= 0 and wanted in (None, side) for side, wanted in zip(found, shape, strict=True)
     )
@@ -406,6 +408,7 @@ def _checksums(reader: FolderReader) -> dict[str, str]:
 
 
 def _stamp_path(folder: Path) -> Path:
+    """Where the stamp of a folder is kept: by its place on disk, whatever it is called from."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     return cache_folder() / "verified" / f"{name}.json"
 

@@ -216,6 +216,7 @@ class DatasetWriter:
         return ItemSpec("dense", items.shape[1:], shown, most)
 
     def _write_catalogue(self, catalogue: Catalogue, digest: Any) -> dict[str, str]:
+        """Write the arrays of the items, each once: the SHA-256 of each file by its path."""
         folder, items = self.staging / "catalogue", catalogue.features
         folder.mkdir()
         if isinstance(items, Ragged):
@@ -241,11 +242,13 @@ class DatasetWriter:
         return hashlib.sha256(content).hexdigest()
 
     def _release(self) -> None:
+        """Let others import to this place; a second call does nothing."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _split_writer(self, split: str) -> SplitWriter:
+        """The writer of a split, made when its first rows come."""
         if split not in self._splits:
             h = self._header
             self._splits[split] = SplitWriter(

@@ -128,6 +128,7 @@ def generate(
 
 
 def _vocabulary() -> list[str]:
+    """The words of titles: common ones first, then those of each category."""
     return invent_words(_WORDS, set(_CATEGORIES))
 
 

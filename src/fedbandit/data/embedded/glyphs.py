@@ -44,6 +44,7 @@ def load_shapes() -> Shapes:
 
 
 def _stroke(kind: str, *numbers: str) -> np.ndarray:
+    """A stroke of the table as points at even distances: float64 [points, 2]."""
     values = np.array(numbers, np.float64)
     if kind == "O":
         x, y, radius_x, radius_y, start, stop = values
@@ -74,6 +75,7 @@ def _smooth(knots: np.ndarray) -> np.ndarray:
 
 
 def _evenly_spaced(path: np.ndarray) -> np.ndarray:
+    """`POINTS` points along a path, at even distances; the corners of straight lines are kept."""
     along = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     places = np.linspace(0, along[-1], POINTS)
     if (
@@ -151,7 +153,12 @@ _WAVES = np.array(
 
 @dataclass(frozen=True)
 class Writer:
-    """The style of one writer: everything that all their drawings share."""
+    """The style of one writer: everything that all their drawings share.
+
+    A writer has a usual form of each character, a slant, an aspect and a pen; and habits, which
+    bend, move, turn and stretch the strokes of a character the same way each time. Drawings vary
+    around that, so that two images of one writer are closer than those of two.
+    """
 
     form: np.ndarray  # int [62]: the usual form of each class
     slant: float
@@ -198,7 +205,11 @@ def draw_writer(rng: np.random.Generator, shapes: Shapes) -> Writer:
 def draw_characters(
     rng: np.random.Generator, writer: Writer, shapes: Shapes, labels: np.ndarray
 ) -> np.ndarray:
-    """The given classes in this writer's hand: uint8 [n, 28, 28], white paper 255."""
+    """The given classes in this writer's hand: uint8 [n, 28, 28], white paper 255.
+
+    A form is chosen for each, its strokes are varied, the whole is bent, tilted and fitted to the
+    box as the published images are, and drawn with the writer's pen.
+    """
     n = len(labels)
     other = shapes.first[labels] + (rng.random(n) * np.diff(shapes.first)[labels]).astype(np.int64)
     form = np.where(rng.random(n) < _OTHER_FORM, other, writer.form[labels])

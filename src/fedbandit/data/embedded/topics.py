@@ -107,8 +107,12 @@ def make_language(
     own: float,
     tag_skew: float,
 ) -> Language:
-    """The language of one seed; `topical` and `own` are the shares that decide how frequent each
-    word is overall.
+    """The language of one seed: tags in families, words, and which words speak for which tag.
+
+    Tags have `words_per_tag` words of their own, families `words_per_family` that their tags share;
+    the most frequent words belong to none. `topical` and `own` are the shares of topical words, and
+    of the tag's own among these, which decide how frequent each word is overall: words are numbered
+    by it, as in a vocabulary that was counted.
     """
     rng = generator(seed, Purpose.DATA, 0)
     families = len(_FAMILIES)

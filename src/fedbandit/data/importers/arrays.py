@@ -61,7 +61,13 @@ class ArrayOptions:
 def import_arrays(
     path: Path | str, out: Path | str, options: ArrayOptions, progress: ProgressReporter = SILENT
 ) -> Path:
-    """Import a `.npz` file; `uint8` features are pixels, stored as they are and read as value/255."""
+    """Import a `.npz` file, and return the folder of the data set.
+
+    The arrays that the options name have the same number of rows: features [n, ...], labels [n] or
+    a 0/1 matrix [n, K] for several labels a row, and clients [n]. `uint8` features are pixels,
+    stored as they are and read as value/255; other numbers become float32. Examples are held out
+    within each client.
+    """
     check_target(out)
     with _Npz(path) as arrays:
         shape, dtype = arrays.header(options.features)
@@ -128,7 +134,11 @@ def _decoded(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _read_labels(arrays: "_Npz", options: ArrayOptions) -> tuple[Ragged, list[str]]:
-    """The labels of every row, and the names of all."""
+    """The labels of every row, and the names of all.
+
+    Columns of a 0/1 matrix and whole numbers are named by their digits; names keep theirs, in
+    natural order. A number outside the classes is refused with its row.
+    """
     values = arrays.array(options.labels)
     where = f"{arrays.path}: {options.labels}"
     if values.ndim == 2:

@@ -31,6 +31,10 @@ class NotBytes(Exception):
 def as_bytes(pixels: np.ndarray) -> np.ndarray:
     """Float pixels as uint8 with scale 1/255; raises `NotBytes` unless every one is exactly
     representable.
+
+    Examples:
+        >>> as_bytes(np.array([0.0, 51 / 255, 1.0], np.float32)).tolist()
+        [0, 51, 255]
     """
     levels = np.rint(pixels * np.float32(255))
     with np.errstate(invalid="ignore"):
@@ -48,9 +52,12 @@ def write_images(
     source: dict[str, Any],
     bytewise: bool = True,
 ) -> Path:
-    """Write all images that `read(facts, folder)` yields; called a second time if they turn out not
-    to be bytes. What it adds to `facts` goes into the header's `source`; files that it needs on the
-    way may be put into the folder.
+    """Write all images that `read(facts, folder)` yields, and return the data set's folder.
+
+    Published pixels are nearly always multiples of 1/255 in float32, and a byte takes a quarter of
+    the room. So images are first written as bytes; the first that is none ends this attempt, and
+    `read` is called a second time to write all of them as floats. What it adds to `facts` goes into
+    the header's `source`; files that it needs on the way may be put into the folder.
     """
     facts: dict[str, Any] = {}
 
@@ -84,7 +91,13 @@ def import_emnist(
     digits_only: bool = False,
     progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Import the published SQLite file, packed or not; keeps its training and test split."""
+    """Import EMNIST's published SQLite file, packed or not; keeps its training and test split.
+
+    A client is a writer, an example an image of 28 x 28 pixels with one of 62 characters. With
+    `digits_only` the splits of the ten digits are read in place of those of all characters. Writers
+    whom the file lists and who have no image are counted in the header's `source`. An image that is
+    not 784 finite floats, or has no known label, is refused with its client and row.
+    """
     path = Path(path)
     check_target(out)
     variant = "digits_only" if digits_only else "all"
@@ -133,7 +146,13 @@ def import_leaf(
     test_fraction: float = 0.1,
     progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Import LEAF's FEMNIST; without a `test` folder, examples are held out within each writer."""
+    """Import LEAF's FEMNIST: the JSON files in the folders `train` and `test` of `path`.
+
+    Without a `test` folder, `test_fraction` of each writer's examples are held out. A file is
+    streamed client by client, so that memory holds one writer's images, and a guard refuses values
+    that would take more than a hundred megabytes. Each file has to hold as many examples of every
+    client as its `num_samples` promises.
+    """
     path = Path(path)
     check_target(out)
     train = sorted((path / "train").glob("*.json"))
@@ -165,7 +184,11 @@ def import_leaf(
 
 
 def _users(path: Path, named: set[str]) -> Iterator[User]:
-    """The users of one file with their images; adds everybody the file lists to `named`."""
+    """The users of one file with their images; adds everybody the file lists to `named`.
+
+    What the file promises is compared with what it held once all users were read; an error of the
+    parser says behind which client the file is damaged.
+    """
     counts: dict[str, int] = {}
     place = "before the first client"
     try:

@@ -41,8 +41,10 @@ def download(
 ) -> Path:
     """Fetch `url` to `target`, and return it; an interrupted download is resumed.
 
-    The file is checked against `sha256` and whatever checksum the server publishes before it gets
-    its name; one that does not match is thrown away.
+    Bytes go to a hidden file beside the target, `.NAME.download`, which stays if the line breaks:
+    the next call asks the server for the rest only, and starts again where the server cannot send a
+    part. The file is checked against `sha256` and whatever checksum the server publishes before it
+    gets its name; one that does not match is thrown away.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.download")
@@ -147,7 +149,11 @@ _UNPACKING_MEMORY = 1 << 27  # bytes; a file names the dictionary it wants, publ
 
 
 def _unpack(path: Path, copy: Path, progress: ProgressReporter) -> None:
-    """Unpack an LZMA file, a megabyte at a time."""
+    """Unpack an LZMA file, a megabyte at a time.
+
+    `DataError` for a file that is cut, damaged or followed by something else, for one that wants
+    more than 128 MB to be unpacked in, and for a bomb: what unpacks to more than 200 times its size.
+    """
     decompressor, size = lzma.LZMADecompressor(memlimit=_UNPACKING_MEMORY), path.stat().st_size
     with (
         open(path, "rb") as packed,
@@ -184,6 +190,9 @@ def _downloads() -> Path:
 def find_database(path: Path | None, name: str, progress: ProgressReporter) -> Path:
     """The SQLite file `name`, packed or not: the path itself, or found in that folder, or
     downloaded into it.
+
+    Without a path the folder is the one for downloads in the cache, so that a second import finds
+    what the first has fetched.
     """
     if path is not None and path.is_file():
         return path
@@ -278,7 +287,8 @@ def _example_class() -> Any:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Feature]:
-    """The features of one serialized Example by name, all or only those wanted.
+    """The features of one serialized Example by name, all or only those wanted: byte strings as a
+    list, numbers as an array.
 
     Bytes that are none raise protobuf's `DecodeError`.
     """
@@ -315,7 +325,12 @@ def open_published(
 
 @dataclass(frozen=True)
 class PublishedSqlite:
-    """The tables of a published SQLite file; `open_published` makes it."""
+    """The tables of a published SQLite file; `open_published` makes it.
+
+    `examples` has a row for each example: its split, its client, and a serialized
+    `tf.train.Example`. `client_metadata` promises how many there are of each client in each split.
+    `rows` holds the file to its promises, so that one that was cut is never imported in part.
+    """
 
     path: Path  # as the user has named it
     _database: sqlite3.Connection
@@ -388,7 +403,11 @@ class PublishedSqlite:
                 raise DataError(f"{self.path}: incomplete: split {split} holds {counts}")
 
     def check_tables(self) -> None:
-        """Refuse a database without the published tables and their columns."""
+        """Refuse a database without the published tables and their columns.
+
+        Views and virtual tables of these names are refused too: they compute their rows, and a stranger
+        has written how.
+        """
         for table, needed in _TABLES.items():
             made = list(
                 self._execute("SELECT type, sql FROM sqlite_master WHERE name = ?", (table,))

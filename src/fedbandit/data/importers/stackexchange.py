@@ -87,6 +87,10 @@ def import_stackexchange(
 ) -> Path:
     """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent
     words and tags.
+
+    A client is a user, an example a question with the words of its title and body. Questions of
+    deleted and anonymous users are dropped and counted, and so are those without any kept tag if
+    the options say it. Whole users are held out for testing.
     """
     path, options = Path(path), options or StackExchangeOptions()
     check_target(out)
@@ -116,7 +120,13 @@ def import_stackoverflow(
     options: StackOverflowOptions | None = None,
     progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Import the published SQLite file, packed or not; keeps its training and test split."""
+    """Import Stack Overflow's published SQLite file, packed or not; keeps its training and test
+    split.
+
+    `words` and `tags` are the published files of counts: the most frequent of each are vocabulary
+    and actions, and the tags' counts go into the header, for rewards by rarity over the whole site
+    rather than over the examples at hand.
+    """
     path, options = Path(path), options or StackOverflowOptions()
     check_target(out)
     vocabulary = read_word_counts(Path(words), options.vocabulary)
@@ -235,7 +245,10 @@ class _Posts:
 
 
 def _question(post: dict[str, str]) -> Question[str]:
-    """A post's words, without markup, and its tags."""
+    """A post's words, without markup, and its tags.
+
+    Title and body are one text. The owner is "" where the dump names none.
+    """
     text = html.unescape(_MARKUP.sub(" ", post.get("Body", "")))
     words = tokenise(f"{post.get('Title', '')} {text}")
     return Question(post.get("OwnerUserId", ""), words, _TAG.findall(post.get("Tags", "")))
